@@ -17,7 +17,7 @@ from storage.analyses.queries import Survey
 from storage.queue import workers
 from storage.samples import NewSample
 from storage.sessions import source_rows
-from storage.submission import named, sae_names, vector_names
+from storage.submission import named, references
 
 S = TypeVar("S", bound=QueuedSpec)
 M = TypeVar("M", bound=ModelJobSpec)
@@ -115,13 +115,10 @@ def with_defaults(services: Services, spec: M) -> M:
 
 def with_vectors(services: Services, spec: M) -> M:
     """The spec with the full ids of stored vectors and SAEs. Raises InvalidRequest."""
-    has_vectors, has_saes = vector_names.has_short_ones(spec), sae_names.has_short_ones(spec)
-    if not has_vectors and not has_saes:
+    if not references.has_short_ones(spec):
         return spec
     with services.database.read() as session:
-        if has_saes:
-            spec = sae_names.with_full_ids(session, spec)
-        return vector_names.with_full_ids(session, spec) if has_vectors else spec
+        return references.with_full_ids(session, spec)
 
 
 def outlook(services: Services, spec: M, owner: str) -> Submission[M]:

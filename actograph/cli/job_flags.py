@@ -71,6 +71,16 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
         "POINTS[@LAYERS], such as attn_in,mlp_in@8:20:4, or hooks: mlp_in.3; in a hook {i} stands for each "
         "layer.",
     ),
+    "sae": (
+        list[str],
+        "saes",
+        "NAME[@HOOK][:TOP]: store the TOP largest latents of each row by a stored SAE. Repeat for more.",
+    ),
+    "readout": (
+        list[str],
+        "readouts",
+        "VECTOR[@HOOK]: store the inner product of each row with a stored vector. Repeat for more.",
+    ),
     "positions": (str, "positions", "Tokens to store: generated, prompt[-3:], 0,-1, ... (default: all)"),
     "features": (
         str,

@@ -17,6 +17,7 @@ from actograph.cli import (
     jobs,
     models,
     ops,
+    patch,
     saes,
     service,
     sessions,
@@ -67,6 +68,7 @@ command(app, "chat", None, ["actograph chat 'What is 3 + 4?' --max-tokens 64"], 
 command(app, "estimate", job_flags.job_options(), panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 command(app, "eval", job_flags.job_options(jobs.NOT_OF_EVAL), _EXAMPLES["eval"], panel=JOBS)(jobs.evaluate)
+command(app, "patch", patch.FLAGS, patch.EXAMPLES, panel=JOBS)(patch.patch)
 command(app, "run", None, ["actograph run tools.yaml --dry-run"], panel=JOBS)(experiment.run)
 command(app, "report", None, ["actograph report job_3fa2 job_81c0 --out night.html"], panel=JOBS)(
     experiment.report

@@ -194,3 +194,5 @@ class BatchJobSpec(InputJobSpec):
     endpoint: Endpoint
     #: number of lines; each has one sample or more
     requests: int = 0
+    #: ids of the vectors and SAEs that the lines name
+    uses: list[str] = Field(default_factory=list)

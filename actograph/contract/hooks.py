@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from actograph.contract.errors import UnknownHook
+from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
 from actograph.contract.suggestions import LISTED, nearest
 
@@ -171,6 +171,29 @@ def layer_of(hook: str) -> int | None:
     """12 for `resid_post.12`; None for hooks without a layer."""
     m = _CANONICAL.match(hook)
     return int(m[2]) if m else None
+
+
+def of_rows(name: str, structure: ModelStructure, width: int, *, said: str, param: str) -> str:
+    """The canonical name of a hook whose rows are floats of this width.
+
+    Args:
+        said: beginning of an error's message before the width, such as `SAE res-8 takes rows of`.
+        param: field of the hook.
+
+    Raises:
+        UnknownHook: the model has no such hook.
+        InvalidRequest: it holds integers, or rows of another width.
+    """
+    try:
+        hook = resolve(name, structure)
+    except UnknownHook as error:
+        raise UnknownHook(error.message, param=param) from None
+    info = structure.tensor_of(hook)
+    if info is not None and "int" in info.dtype:
+        raise InvalidRequest(f"{hook} holds integers ({info.dtype}); choose a hook of floats", param=param)
+    if info is not None and info.width != width:
+        raise InvalidRequest(f"{said} {width} numbers, {hook} is {info.width} wide", param=param)
+    return hook
 
 
 def resolve(name: str, structure: ModelStructure) -> str:

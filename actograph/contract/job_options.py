@@ -33,6 +33,9 @@ Prompts = str | Sequence[str | Sequence[Mapping[str, str]] | Mapping[str, Any] |
 _STEER = re.compile(r"(?P<vector>[^@*]+)@(?P<hook>[^@*]+)\*(?P<coefficient>[^@*]+)(@(?P<positions>[^@]+))?")
 #: a latent of an SAE as a vector
 _LATENT = re.compile(r"sae:(?P<sae>[^:]+):(?P<latent>\d{1,8})")
+#: an SAE or a vector, perhaps with its hook and the number of latents
+_SAE = re.compile(r"(?P<sae>[^@:]+)(@(?P<hook>[^@:]+))?(:(?P<top>\d{1,8}))?")
+_READOUT = re.compile(r"(?P<vector>[^@]+)(@(?P<hook>[^@]+))?")
 Conditions = Sequence[str | Fields] | Mapping[str, str]
 
 
@@ -94,7 +97,7 @@ class PatchOptions(TypedDict, total=False):
     layers: Sequence[int] | str | None
     heads: Sequence[int] | Literal["all"] | None
     positions: Sequence[int | str] | Literal["all"] | None
-    metric: Literal["log_probability", "logit_difference"] | None
+    metric: Literal["log_probability", "logit_difference"] | Fields | None
     answer: int | str | None
     against: int | str | None
     engine: EngineChoice | None
@@ -123,7 +126,10 @@ class ReplayOptions(TypedDict, total=False):
 #: option -> place in the spec, if that is not a field of its name
 _PLACES = {
     **{name: f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
-    **{name: f"capture.{name}" for name in ("mode", "positions", "features", "reduce", "stats", "dtype")},
+    **{
+        name: f"capture.{name}"
+        for name in ("mode", "positions", "features", "reduce", "stats", "dtype", "saes", "readouts")
+    },
 }
 #: placeholder of an upload while the rest of a spec is checked
 _UNSENT_FILE = "file_" + "0" * 32
@@ -197,12 +203,18 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
         given["tools"] = _tools(given["tools"])
     if "interventions" in given:
         given["interventions"] = interventions_of(given["interventions"])
+    if "saes" in given:
+        given["saes"] = [sae_of(one) if isinstance(one, str) else one for one in given["saes"]]
+    if "readouts" in given:
+        given["readouts"] = [readout_of(one) if isinstance(one, str) else one for one in given["readouts"]]
     if "conditions" in given:
         given["conditions"] = conditions_of(given["conditions"])
     if given.get("expires_after", NEVER) != NEVER:
         given["expires_after"] = {"seconds": seconds_of(given["expires_after"], "expires_after")}
     captured = {f"capture.{name}": part for name, part in capture_of(given.pop("capture", {})).items()}
-    changes = captured | {_PLACES.get(name, name): as_json(value) for name, value in given.items()}
+    # the positions of a patch job are cells, and it captures nothing
+    places = {} if given.get("kind", job.get("kind")) == "patch" else _PLACES
+    changes = captured | {places.get(name, name): as_json(value) for name, value in given.items()}
     # an option replaces an object of the body, such as the dataset
     kept = {field: value for field, value in job.items() if not isinstance(changes.get(field), dict)}
     return Draft(merged(kept, changes), uploads)
@@ -348,6 +360,27 @@ def intervention_of(text: str) -> dict[str, Any]:
     if latent := _LATENT.fullmatch(found["vector"]):
         return given | {"sae": latent["sae"], "latent": int(latent["latent"])} | more
     return given | {"vector_id": found["vector"]} | more
+
+
+def sae_of(text: str) -> dict[str, Any]:
+    """The entry of `capture.saes` of `NAME[@HOOK][:TOP]`. Raises InvalidRequest for another form."""
+    found = _SAE.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            f"{text!r} is not NAME[@HOOK][:TOP], such as res-8@resid_post.8:64", param="capture.saes"
+        )
+    given = {name: part for name, part in found.groupdict().items() if part is not None}
+    return given | ({"top": int(given["top"])} if "top" in given else {})
+
+
+def readout_of(text: str) -> dict[str, Any]:
+    """The entry of `capture.readouts` of `VECTOR[@HOOK]`. Raises InvalidRequest for another form."""
+    found = _READOUT.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            f"{text!r} is not VECTOR[@HOOK], such as truth@resid_post.20", param="capture.readouts"
+        )
+    return {name: part for name, part in found.groupdict().items() if part is not None}
 
 
 def sessions_of(given: Fields | Sequence[str]) -> dict[str, Any]:

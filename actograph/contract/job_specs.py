@@ -41,7 +41,7 @@ from actograph.contract.head_columns import HEAD_POINTS, common_columns
 from actograph.contract.hooks import LayerPoint
 from actograph.contract.interventions import READ_ONLY_POINTS, each
 from actograph.contract.models import ModelStructure
-from actograph.contract.readouts import check_stops, check_turns
+from actograph.contract.readouts import ReadoutMetric, check_stops, check_turns
 from actograph.contract.row_selection import FirstFeatures, HeadFeatures, needs_generation
 from actograph.contract.specs import (
     CaptureCondition,
@@ -356,9 +356,10 @@ class PatchSpec(ModelJobSpec):
             "from its end with -1 for the last one. The tokens of `prompt[3:6]` are patched together.",
         )
     )
-    metric: Literal["log_probability", "logit_difference"] = Field(
+    metric: Literal["log_probability", "logit_difference"] | ReadoutMetric = Field(
         "log_probability",
-        description="Of `answer` after the prompt, or the difference of its logit from that of `against`.",
+        description="Of `answer` after the prompt, or the difference of its logit from that of `against`. An "
+        "object is a readout of the prompt.",
     )
     answer: TokenId | TokenText | None = Field(
         None, description="An id, or a token's text with its spaces. null: the first token that the clean "
@@ -400,7 +401,14 @@ class PatchSpec(ModelJobSpec):
                 raise fault_of(name, f"{max(given, key=given.count)!r} is there twice")
         if self.against is not None and self.metric != "logit_difference":
             raise fault_of("against", "it is of metric logit_difference; set this metric, or leave it out")
+        if self.answer is not None and self.metric_readout is not None:
+            raise fault_of("answer", "a readout needs no answer; leave it out, or choose another metric")
         return self
+
+    @property
+    def metric_readout(self) -> ReadoutMetric | None:
+        """The readout that is the metric; None for tokens' log probabilities."""
+        return None if isinstance(self.metric, str) else self.metric
 
 
 AnyJobSpec = EvaluationSpec | CaptureJobSpec | ReplaySpec | PatchSpec

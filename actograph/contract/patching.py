@@ -32,7 +32,7 @@ class PatchedPair(Resource):
     corrupted_session: str
     sample_index: int
     prompt_tokens: int = Field(description="Of the prompt that was read with patches.")
-    answer: int = Field(description="Id of the token.")
+    answer: int | None = Field(None, description="Id of the token; null if the metric is a readout.")
     against: int | None = None
     answer_text: str = ""
     against_text: str | None = None
@@ -74,7 +74,7 @@ class PatchingResult(Resource):
 
     job_id: str
     status: str
-    metric: Literal["log_probability", "logit_difference"]
+    metric: str = Field(description="`log_probability`, `logit_difference`, or the stored name of a readout.")
     direction: Literal["denoise", "noise"]
     pairs: list[PatchedPair]
     skipped: list[SkippedPair] = Field([], description="The first 100.")
@@ -131,7 +131,7 @@ def _cell(one: PatchedCell) -> dict[str, Any]:
 
 def _pair(one: PatchedPair) -> dict[str, Any]:
     shown: Sequence[str] = ("sample_index", "clean_session", "corrupted_session", "clean", "corrupted")
-    texts = {"answer": one.answer_text or one.answer}
+    texts: dict[str, Any] = {} if one.answer is None else {"answer": one.answer_text or one.answer}
     if one.against is not None:
         texts["against"] = one.against_text or one.against
     return {name: getattr(one, name) for name in shown} | texts

@@ -6,11 +6,11 @@ stored number is a float32: so it depends on the row alone, and not on other row
 
 from collections.abc import Iterable, Sequence
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import HookName, Name, Resource, Spec
-from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import Number, StoredVector, VectorRef
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import Positions, held_back
@@ -54,6 +54,21 @@ class ReadoutCapture(Spec):
         """Whether a value ends a sample."""
         above, below = self.stop_above, self.stop_below
         return (above is not None and value > above) or (below is not None and value < below)
+
+
+class ReadoutMetric(Spec):
+    """The value of a readout at one token of a prompt, as the metric of a patch job."""
+
+    readout: ReadoutCapture = Field(description="As in a capture, but it ends nothing.")
+    position: int = Field(
+        -1, ge=-1_000_000, le=1_000_000, description="Token of the prompt; -1 is the last one."
+    )
+
+    @model_validator(mode="after")
+    def _ends_nothing(self) -> "ReadoutMetric":
+        if self.readout.stops:
+            raise ValueError("nothing is generated that stop_above or stop_below could end; leave them out")
+        return self
 
 
 class ReadoutValues(Resource):
@@ -194,21 +209,8 @@ def resolve_readout(
     name = wanted.hook or vector.hook
     if structure is None:
         return name
-    try:
-        hook = hooks.resolve(name, structure)
-    except UnknownHook as error:
-        raise UnknownHook(error.message, param=f"{param}.hook") from None
-    info = structure.tensor_of(hook)
-    if info is not None and "int" in info.dtype:
-        raise InvalidRequest(
-            f"{hook} holds integers ({info.dtype}); a readout takes floats", param=f"{param}.hook"
-        )
-    if info is not None and info.width != vector.width:
-        raise InvalidRequest(
-            f"vector {vector.id} ({vector.name}) has {vector.width} numbers, {hook} is {info.width} wide",
-            param=f"{param}.hook",
-        )
-    return hook
+    said = f"vector {vector.id} ({vector.name}) has"
+    return hooks.of_rows(name, structure, vector.width, said=said, param=f"{param}.hook")
 
 
 def require_distinct(names: Iterable[str]) -> None:

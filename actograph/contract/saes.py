@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, ServerPath, Spec, example
-from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 
 #: what an id of an SAE begins with
@@ -196,25 +196,13 @@ def resolve_sae(
     name = wanted.hook or sae.hook
     if structure is None:
         return name
-    try:
-        hook = hooks.resolve(name, structure)
-    except UnknownHook as error:
-        raise UnknownHook(error.message, param=f"{param}.hook") from None
-    info = structure.tensor_of(hook)
+    said, param = f"SAE {sae.name} takes rows of", f"{param}.hook"
+    hook = hooks.of_rows(name, structure, sae.config.d_in, said=said, param=param)
     if sae.config.center_rows and hooks.point_of(hook) not in CENTERED_POINTS:
         raise InvalidRequest(
             f"SAE {sae.name} takes centred rows, which are those of {', '.join(CENTERED_POINTS)}; those of "
             f"{hook} are the same whether or not a model's weights are centred",
-            param=f"{param}.hook",
-        )
-    if info is not None and "int" in info.dtype:
-        raise InvalidRequest(
-            f"{hook} holds integers ({info.dtype}); an SAE takes floats", param=f"{param}.hook"
-        )
-    if info is not None and info.width != sae.config.d_in:
-        raise InvalidRequest(
-            f"SAE {sae.name} takes rows of {sae.config.d_in} numbers, {hook} is {info.width} wide",
-            param=f"{param}.hook",
+            param=param,
         )
     return hook
 

@@ -29,16 +29,16 @@ def figure_of(result: PatchingResult, point: str) -> Figure:
         for layer in result.layers
     }
     first = result.pairs[0]
-    about = [visible(first.answer_text) or str(first.answer)]
+    about = [] if first.answer is None else [visible(first.answer_text) or str(first.answer)]
     if first.against is not None:
         about.append(visible(first.against_text or "") or str(first.against))
     tokens = (
         " and ".join(about) if len({(one.answer, one.against) for one in result.pairs}) == 1 else "each pair"
     )
-    metric = result.metric.replace("_", " ")
+    metric = result.metric if first.answer is None else f"{result.metric.replace('_', ' ')} of {tokens}"
     count = len(result.pairs)
     title = (
-        f"Patching {point}, {_RUNS[result.direction]}: {metric} of {tokens}, "
+        f"Patching {point}, {_RUNS[result.direction]}: {metric}, "
         f"n = {count} pair{'s' if count != 1 else ''}, job {shorten(result.job_id)}"
     )
     labels = [position if head is None else f"{position} head {head}" for position, head in columns]

@@ -131,6 +131,7 @@ class _CheckedLines:
         self._job: Submission[BatchJobSpec] | None = None
         #: digest of capture and interventions -> canonical hooks
         self._hooks: dict[str, list[str]] = {}
+        self._uses: set[str] = set()
         self._most_tokens = 0
         self.requests = 0
         self.samples = 0
@@ -193,6 +194,7 @@ class _CheckedLines:
         if key not in self._hooks:
             with self._services.database.read() as session:
                 vectors, saes = named.stored_vectors(session, spec), named.stored_saes(session, spec)
+                self._uses |= {one.id for one in vectors.values()} | {one.id for one in saes.values()}
                 line = checks.captured(replace(line, vectors=vectors, saes=saes))
             checks.interventions(line)
             self._hooks[key] = line.hooks or []
@@ -220,6 +222,7 @@ class _CheckedLines:
             # failures of one request say nothing about others
             "max_consecutive_failures": 0,
             "requests": self.requests,
+            "uses": sorted(self._uses),
         }
         spec = with_defaults(self._services, self._job.spec.model_copy(update=changes))
         # a line above the context fails alone

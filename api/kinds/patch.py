@@ -16,6 +16,7 @@ from actograph.contract.patching import (
     grid_of,
     places_of,
 )
+from actograph.contract.readouts import bias_of, name_of, resolve_readout
 from actograph.contract.resources import TensorInfo
 from api import checks, session_queries
 from api.dependencies import Services
@@ -67,7 +68,8 @@ def check(services: Services, spec: PatchSpec, owner: str) -> Submission[PatchSp
             f"{len(found)} pairs match, and one job may have {MAX_PAIRS}; set a limit", param="clean"
         )
     _require_answers(spec, found)
-    structure = submission.structure
+    submission = _with_metric(submission)
+    spec, structure = submission.spec, submission.structure
     if spec.model != source.model:
         raise InvalidRequest(
             f"the sessions were recorded with {source.model}; their rows mean nothing to {spec.model}. Leave "
@@ -93,6 +95,8 @@ def expand(services: Services, submission: Submission[PatchSpec]) -> Submission[
 
 def _require_answers(spec: PatchSpec, found: Sequence[SessionPair]) -> None:
     """Raises InvalidRequest if a token is not named, and a session has generated none."""
+    if spec.metric_readout is not None:
+        return
     needed = {"answer": ("clean", spec.answer)}
     if spec.metric == "logit_difference":
         needed["against"] = ("corrupted", spec.against)
@@ -102,6 +106,24 @@ def _require_answers(spec: PatchSpec, found: Sequence[SessionPair]) -> None:
             raise InvalidRequest(
                 f"{side} session {lacking[0]} has generated no token; name a token in {field}", param=field
             )
+
+
+def _with_metric(submission: Submission[PatchSpec]) -> Submission[PatchSpec]:
+    """The submission with the name of the readout that is its metric.
+
+    Raises:
+        InvalidRequest: the vector does not suit the model or the hook.
+        UnknownHook: the model has no such hook.
+    """
+    spec, param = submission.spec, "metric.readout"
+    if (metric := spec.metric_readout) is None:
+        return submission
+    vector = submission.vectors[param]
+    resolve_readout(metric.readout, vector, spec.model, submission.structure, param)
+    bias_of(metric.readout, vector, param)
+    readout = metric.readout.model_copy(update={"name": name_of(metric.readout, vector)})
+    named = metric.model_copy(update={"readout": readout})
+    return replace(submission, spec=spec.model_copy(update={"metric": named}))
 
 
 def _require_stored(

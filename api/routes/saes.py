@@ -16,6 +16,7 @@ from api.dependencies import PageDep, SaeId, ServicesDep
 from storage.accounts import quotas
 from storage.files import files
 from storage.index import pages
+from storage.jobs import uses
 from storage.queue import pause
 from storage.saes import sae_files, saes
 from storage.saes.sae_files import SaeFiles
@@ -68,17 +69,7 @@ def _hook(new: NewSae, found: SaeFiles, structure: ModelStructure | None) -> str
         raise InvalidRequest("the files name no hook; give hook, such as resid_post.8", param="hook")
     if structure is None:
         return hooks.canonical(name) or name
-    hook = hooks.resolve(name, structure)
-    known = structure.tensor_of(hook)
-    if known is not None:
-        check_rows(hook, found.config.d_in, known.width, "hook")
-    return hook
-
-
-def check_rows(hook: str, d_in: int, width: int, param: str) -> None:
-    """Raises InvalidRequest if an SAE does not take rows of this width."""
-    if d_in != width:
-        raise InvalidRequest(f"the SAE takes rows of {d_in} numbers, {hook} is {width} wide", param=param)
+    return hooks.of_rows(name, structure, found.config.d_in, said="the SAE takes rows of", param="hook")
 
 
 @router.get("", summary="List SAEs")
@@ -105,7 +96,7 @@ def delete_sae(services: ServicesDep, sae_id: SaeId) -> Deleted:
     """`sae_id` is that of GET. Stored latents stay."""
     with services.database.write() as session:
         sae_id = saes.full_id(session, sae_id)
-        user = saes.user_of(session, sae_id)
+        user = uses.user_of(session, sae_id)
         if user is not None:
             raise Conflict(f"job {user} uses SAE {sae_id}; wait for its end or cancel it first")
         saes.delete(session, sae_id)

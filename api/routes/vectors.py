@@ -10,6 +10,7 @@ from actograph.contract.interventions import NewVector, StoredVector, VectorInfo
 from api.auth import READ, SUBMIT, Caller
 from api.dependencies import PageDep, ServicesDep, VectorId
 from storage.index import pages
+from storage.jobs import uses
 from storage.sessions import vectors
 from storage.submission import vector_names
 
@@ -56,7 +57,7 @@ def delete_vector(services: ServicesDep, vector_id: VectorId) -> Deleted:
     with services.database.write() as session:
         vector_id = vector_names.full_id(session, vector_id)
         vectors.lock(session, vector_id)
-        user = vectors.user_of(session, vector_id)
+        user = uses.user_of(session, vector_id)
         if user is not None:
             raise Conflict(f"job {user} uses vector {vector_id}; wait for its end or cancel it first")
         vectors.delete(session, vector_id)

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from actograph.contract.patching import (
     PatchingResult,
     SkippedPair,
 )
+from actograph.contract.readouts import stored_name
 from actograph.contract.resources import SampleStatus
 from storage.analyses.pairs import CLEAN, CORRUPTED
 from storage.artifacts.store import ArtifactStore
@@ -69,7 +71,7 @@ def of_job(session: Session, store: ArtifactStore, job: JobRow) -> StoredPairs:
     return StoredPairs(
         job_id=job.id,
         status=job.status,
-        metric=job.spec["metric"],
+        metric=_metric(job.spec["metric"]),
         direction=job.spec["direction"],
         readers=[
             SessionReader(store, row.id, recorded=sessions.files_of(row)[MANIFEST_NAME]) for row in rows
@@ -84,6 +86,10 @@ def of_job(session: Session, store: ArtifactStore, job: JobRow) -> StoredPairs:
         ],
         skipped_pairs=count,
     )
+
+
+def _metric(given: str | dict[str, Any]) -> str:
+    return given if isinstance(given, str) else stored_name(given["readout"]["name"])
 
 
 def read(stored: StoredPairs) -> tuple[PatchingResult, dict[str, Array]]:

@@ -1,7 +1,7 @@
 """Queries about stored SAEs. Their weights are a file of the store, which lives as long as the row."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,9 +14,7 @@ from storage.index import pages, row_locks
 from storage.index.database import now
 from storage.index.ids import is_beginning, is_id, new_sae_id
 from storage.index.pages import PageOptions
-from storage.index.visible import of_everyone
-from storage.jobs import jobs
-from storage.tables.models import FileRow, JobRow, SaeRow
+from storage.tables.models import FileRow, SaeRow
 
 
 def insert(
@@ -114,16 +112,6 @@ def delete(session: Session, sae_id: str) -> None:
     files.delete(session, file_id)
 
 
-@of_everyone
-def user_of(session: Session, sae_id: str) -> str | None:
-    """An active job that uses this SAE, if any."""
-    statement = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))
-    for job_id, spec in session.execute(statement):
-        if sae_id in _ids_in(spec):
-            return str(job_id)
-    return None
-
-
 def resource(row: SaeRow) -> Sae:
     return Sae(
         id=row.id,
@@ -137,13 +125,3 @@ def resource(row: SaeRow) -> Sae:
         metadata=row.details,
         created_at=int(row.created_at),
     )
-
-
-def _ids_in(spec: Mapping[str, Any]) -> Iterator[str]:
-    """The SAEs that a stored job spec refers to."""
-    for one in (spec.get("capture") or {}).get("saes") or ():
-        yield one["sae"]
-    for owner in (spec, *(spec.get("conditions") or ())):
-        for intervention in owner.get("interventions") or ():
-            if intervention.get("sae") is not None:
-                yield intervention["sae"]

@@ -1,6 +1,6 @@
 """Queries about stored vectors. A vector has a few kilobytes, so its numbers are in the index."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from struct import unpack
 from typing import Any, Unpack
 
@@ -12,9 +12,7 @@ from storage.index import pages, row_locks
 from storage.index.database import now
 from storage.index.ids import new_vector_id
 from storage.index.pages import PageOptions
-from storage.index.visible import of_everyone
-from storage.jobs import jobs
-from storage.tables.models import JobRow, VectorRow
+from storage.tables.models import VectorRow
 
 
 def insert(session: Session, new: NewVector, *, owner: str = "") -> VectorRow:
@@ -77,16 +75,6 @@ def delete(session: Session, vector_id: str) -> None:
     session.flush()
 
 
-@of_everyone
-def user_of(session: Session, vector_id: str) -> str | None:
-    """An active job with an intervention or readout that uses this vector, if any."""
-    statement = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))
-    for job_id, spec in session.execute(statement):
-        if vector_id in _ids_in(spec):
-            return str(job_id)
-    return None
-
-
 def numbers(row: VectorRow) -> list[float]:
     return list(unpack(f"<{row.width}f", row.data))
 
@@ -110,13 +98,3 @@ def _fields(row: VectorRow) -> dict[str, Any]:
         "metadata": row.details,
         "created_at": int(row.created_at),
     }
-
-
-def _ids_in(spec: Mapping[str, Any]) -> Iterator[str]:
-    """The vectors that a stored job spec refers to."""
-    for owner in (spec, *(spec.get("conditions") or ())):
-        for intervention in owner.get("interventions") or ():
-            if intervention.get("vector_id") is not None:
-                yield intervention["vector_id"]
-    for readout in (spec.get("capture") or {}).get("readouts") or ():
-        yield readout["vector"]

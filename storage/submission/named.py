@@ -5,9 +5,11 @@ from sqlalchemy.orm import Session
 from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
+from actograph.contract.readouts import ReadoutMetric
 from actograph.contract.saes import Sae
 from actograph.contract.specs import FileDataset
 from storage.files import files
+from storage.index.ids import is_id
 from storage.index.pages import full_id
 from storage.jobs.jobs import Spec
 from storage.saes import saes
@@ -52,6 +54,8 @@ def stored_vectors(
     capture = getattr(spec, "capture", None)
     for place, readout in enumerate(capture.readouts if capture else ()):
         named.append((readout.vector, f"capture.readouts.{place}", "vector"))
+    if isinstance(metric := getattr(spec, "metric", None), ReadoutMetric):
+        named.append((metric.readout.vector, "metric.readout", "vector"))
     found = {}
     # sorted, since all locks are taken in one order
     for vector_id, param, field in sorted(named):
@@ -95,3 +99,9 @@ def keep_all(session: Session, spec: Spec | AnalysisSpec) -> None:
         upload(session, file_id, field, keep=True)
     stored_vectors(session, spec, keep=True)
     stored_saes(session, spec, keep=True)
+    for one in getattr(spec, "uses", ()):
+        keep, what = (vectors.keep, "vector") if is_id(one, "vec") else (saes.keep, "SAE")
+        try:
+            keep(session, one)
+        except NotFound:
+            raise InvalidRequest(f"{what} {one} was deleted while the requests were read") from None

@@ -34,6 +34,7 @@ class LocalEngine:
     def __init__(self, engine: Engine, *, slots: int = 0) -> None:
         self.engine = engine
         self.slots = engine.forwards.slots(RunOptions(slots=slots))
+        self.varies = engine.forwards.varies(RunOptions())
 
     @property
     def structure(self) -> ModelStructure:

@@ -38,8 +38,8 @@ PACKAGES = {
     "queue submission results analyses upkeep index_backup backup",
     "worker": "text engine runners sample signals drain process analysis __main__",
     "worker.engine": "messages channel client model locations attention_masks attention_calls chosen_tokens "
-    "edits tokens structure capture edit_tables slot pass_hooks model_state packed traced stream pass_memory "
-    "forwards engine repeatable loading ranks service estimate __main__",
+    "edits variants prompt_values tokens structure capture edit_tables slot pass_hooks model_state packed "
+    "traced stream pass_memory forwards engine repeatable loading ranks service estimate __main__",
     "api": "middleware errors browser auth served_models dependencies submission inputs session_queries "
     "checks kinds estimate submit openai reading background metrics routes pages app keys __main__",
 }

@@ -46,7 +46,7 @@ from worker.runners.replay import ReplayRunner, StoredSources
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
-from worker.sample.readouts import readouts_of
+from worker.sample.readouts import metric_of, readouts_of
 from worker.sample.saes import saes_of
 from worker.sample.steering import Steering, steering_of
 from worker.sample.unforeseen import unforeseen
@@ -192,7 +192,12 @@ class OpenJobs:
         if row.kind == "replay":
             return ReplayRunner(self._sources(engine))
         if row.kind == "patch":
-            return PatchRunner(PatchSpec.model_validate(row.spec), self._sources(engine), engine.tokenizer)
+            patch = PatchSpec.model_validate(row.spec)
+            metric = patch.metric_readout
+            readout = None
+            if metric is not None:
+                readout = metric_of(self._database, metric, row.model, engine.structure)
+            return PatchRunner(patch, self._sources(engine), engine.tokenizer, readout)
         if row.kind != "evaluation":
             if not row.is_expanded:
                 capture = CaptureJobSpec.model_validate(row.spec)

@@ -55,6 +55,7 @@ class EngineClient(Protocol):
 
     Attributes:
         slots: requests at once, priority requests besides.
+        varies: runs read variants of prompts, unless they are traced or repeatable.
     """
 
     @property
@@ -65,6 +66,9 @@ class EngineClient(Protocol):
 
     @property
     def slots(self) -> int: ...
+
+    @property
+    def varies(self) -> bool: ...
 
     def run(
         self, *, source: Source, control: Control, results: Results, sink: Sink | None, options: RunOptions
@@ -102,7 +106,7 @@ class EngineProcess:
         self._changed = threading.Condition()
         self._structure: ModelStructure | None = None
         self._tokenizer: Tokenizer | None = None
-        self._slots = 1
+        self._slots, self._varies = 1, False
         self._load: tuple[dict[str, Any], bytes] | None = None
         self._memory: dict[str, int] = {}
         self._reason: WorkerStalled | None = None
@@ -152,6 +156,10 @@ class EngineProcess:
         return self._slots
 
     @property
+    def varies(self) -> bool:
+        return self._varies
+
+    @property
     def has_ended(self) -> bool:
         return self._has_ended
 
@@ -191,7 +199,7 @@ class EngineProcess:
             self._tokenizer = tokenizer_of(json.loads(raw))
         except ValueError as error:
             raise ModelRefused(f"{model.name}: {error}") from error
-        self._slots = message["slots"]
+        self._slots, self._varies = message["slots"], message["varies"]
         self._structure = ModelStructure.model_validate(message["structure"])
 
     def run(

@@ -21,12 +21,15 @@ from worker.engine.chosen_tokens import ChosenTokens
 from worker.engine.messages import Edit, ReadoutLimit
 from worker.engine.model.host_memory import to_device
 
+#: numbers that a change takes at once: it makes a few float32 copies of them
+CHANGED_NUMBERS = 1 << 24
+
 
 class Change:
     """The change that an intervention makes, of float32 [rows, width] to the same shape.
 
     Args:
-        vector: float32 [width].
+        vector: float32 [width]; of a replacement also [rows, width], one for each row that it changes.
         devices: where it may be made; the vector is copied to each, so that no pass waits for it.
         columns: that are changed, for which alone the vector has numbers; None: all.
 
@@ -101,6 +104,10 @@ class Change:
         factor = self.factor(x.device)
         assert factor is not None
         return factor
+
+
+#: a location's place among all, a change, and the places of the tokens in the tensor that it changes
+PlannedChange = tuple[int, Change, Sequence[int]]
 
 
 def row_norms(x: Tensor) -> Tensor:

@@ -69,11 +69,13 @@ class _Packed(NamedTuple):
         refusal: why they do not; None if they do.
         ways: in which their layers attend.
         norms: whether their norms are fused.
+        varies: whether they read variants of prompts.
     """
 
     refusal: str | None
     ways: frozenset[str] = frozenset()
     norms: bool = False
+    varies: bool = False
 
 
 class _Kept(NamedTuple):
@@ -112,6 +114,15 @@ class Forwards:
         """Whether one call attends for all requests of a pass, in every layer."""
         return bool(self._verified.ways) and ONE_BY_ONE not in self._verified.ways
 
+    def varies(self, options: RunOptions) -> bool:
+        """Whether a run reads variants of prompts."""
+        return (
+            self.reason is None
+            and self._verified.varies
+            and group.size() == 1
+            and not (options.traced or options.repeatable)
+        )
+
     @cached_property
     def _verified(self) -> _Packed:
         """How packed passes run: the fastest way that gives the numbers of the model's own forward."""
@@ -133,7 +144,7 @@ class Forwards:
             log.info("%s: attention is %s (torch %s)", name, ways, torch.__version__)
             if norms is not None:
                 log.info("%s: each of %d norms is one kernel", name, norms.count)
-            return _Packed(None, frozenset(forward.ways), norms is not None)
+            return _Packed(None, frozenset(forward.ways), norms is not None, forward.varies)
         log.info("%s runs traced, one request per pass: %s", name, problem)
         return _Packed(problem)
 
@@ -307,6 +318,7 @@ class Forwards:
             and not options.repeatable,
             rows=REPEATABLE_ROWS if options.repeatable else 0,
             norms=self._norms,
+            varies=self.varies(options),
         )
         if not self.on_gpu:
             return Opened(forward, rows)

@@ -155,6 +155,14 @@ class Readout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadoutAt:
+    """The value of a readout at one token of a prompt."""
+
+    readout: Readout
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """Rows to capture of a request.
 
@@ -215,6 +223,9 @@ class Request:
         score_prompt: log probabilities of the prompt's tokens too.
         scored_next: with `score_prompt`, a further token to score, which the model does not read.
         next_tokens: of a prompt that is only read, tokens whose log probabilities after it are wanted.
+        value_at: of a prompt that is only read, a value that is wanted.
+        variants: further edits with which the prompt is read again, each time for the log probabilities of
+            `next_tokens` and `value_at`. All of them replace rows of single tokens, see `check_variants`.
         stop_at: ends it beside the sampling's stop strings.
         grammar: of the generated text, in llguidance's form of Lark's.
         edits: in the order in which they apply.
@@ -235,6 +246,8 @@ class Request:
     score_prompt: bool = False
     scored_next: int | None = None
     next_tokens: tuple[int, ...] = ()
+    value_at: ReadoutAt | None = None
+    variants: tuple[tuple[Edit, ...], ...] = ()
     stop_at: TextEnd | None = None
     grammar: str | None = None
     edits: tuple[Edit, ...] = ()
@@ -304,6 +317,11 @@ class Generation:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     # of the request's `next_tokens`, natural; None if the prompt was not read to its end
     next_logprobs: tuple[float, ...] | None = None
+    # the same after each of the request's variants; None if it has none, or not all were read
+    variant_logprobs: tuple[tuple[float, ...], ...] | None = None
+    # of the request's `value_at`, and of each variant; None for a variant that cannot change it
+    value: float | None = None
+    variant_values: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -511,9 +529,16 @@ def request_json(request: Request) -> dict[str, Any]:
     made: dict[str, Any] = _REQUEST.dump_python(
         request,
         mode="json",
-        exclude={"edits": unsaid, "capture": {"readouts": unsaid}},
+        exclude={
+            "edits": unsaid,
+            "variants": {"__all__": unsaid},
+            "value_at": {"readout": {"vector"}},
+            "capture": {"readouts": unsaid},
+        },
         exclude_defaults=True,
     )
+    if request.variants:
+        made["widths"] = [len(row) for row in _rows_of(request)]
     return made
 
 
@@ -530,6 +555,16 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
     count, capture = len(request.edits), request.capture
     pairs = zip(request.edits, vectors[:count], strict=True)
     request = replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+    if request.variants:
+        *vectors, joined = vectors
+        assert joined is not None
+        rows = iter(np.split(joined, np.cumsum(data["widths"])[:-1]))
+        variants = tuple(tuple(replace(edit, vector=next(rows)) for edit in one) for one in request.variants)
+        request = replace(request, variants=variants)
+    if request.value_at is not None:
+        *vectors, vector = vectors
+        value_at = replace(request.value_at, readout=replace(request.value_at.readout, vector=vector))
+        request = replace(request, value_at=value_at)
     if capture is None or not capture.readouts:
         return request
     read = zip(capture.readouts, vectors[count:], strict=True)
@@ -538,9 +573,17 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
 
 
 def vectors_of(request: Request) -> list[NDArray[np.float32] | None]:
-    """The vectors of a request's edits, then those of its readouts."""
-    readouts = () if request.capture is None else request.capture.readouts
-    return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts)]
+    """The vectors of a request's edits, then those of its readouts, then those of its variants as one."""
+    readouts = [] if request.capture is None else [*request.capture.readouts]
+    if request.value_at is not None:
+        readouts.append(request.value_at.readout)
+    joined = [np.concatenate(_rows_of(request))] if request.variants else []
+    return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts), *joined]
+
+
+def _rows_of(request: Request) -> list[NDArray[np.float32]]:
+    """The rows of all variants, in their order."""
+    return [edit.vector for one in request.variants for edit in one if edit.vector is not None]
 
 
 def generation_json(generation: Generation) -> dict[str, Any]:

@@ -13,7 +13,7 @@ calls nor their shapes depend on what is kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
 from worker.engine.capture.summaries import summary_bytes
 from worker.engine.edit_tables import EditTables, Stage
-from worker.engine.edits import Change, Write, changed
+from worker.engine.edits import CHANGED_NUMBERS, Change, PlannedChange, Write, changed
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture
 from worker.engine.slot import Slot, in_pack
@@ -38,10 +38,6 @@ log = logging.getLogger(__name__)
 
 #: captures without requests and blocks that are kept, since their graphs serve again with the same blocks
 _MOST_WITHOUT_REGIONS = 8
-#: numbers that a change takes at once: it makes a few float32 copies of them
-_CHANGED_NUMBERS = 1 << 24
-#: a location's place among all, a change, and the places of the tokens in the tensor that it changes
-PlannedChange = tuple[int, Change, Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -54,6 +50,8 @@ class _Site:
     #: places in the tensor by order and change
     writes: dict[tuple[int, Change], list[int]] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)  # changes that stand in tables
+    #: take rows after all changes: their places in the tensor, and what is called with them
+    takes: list[tuple[Sequence[int], Callable[[Tensor], None]]] = field(default_factory=list)
 
 
 class Written(NamedTuple):
@@ -272,6 +270,12 @@ class PassHooks:
                     _add(copies, own, slot, record, kept)
             for write in slot.writes if not padded or self._tables is None else ():
                 self._write(write, slot, kept)
+            value = slot.value
+            if value is not None and slot.computed <= value.token < slot.stop:
+                place = slot.first + value.token - slot.computed
+                site = self._site(value.location)
+                if not site.tail or place in kept:
+                    site.takes.append(([kept[place] if site.tail else place], value.take))
         if padded and self._tables is not None and self._tables.key:
             for stage in self._tables.open_stages:
                 self._site(stage.location).stages.append(stage)
@@ -321,6 +325,14 @@ class PassHooks:
             if places
         ]
 
+    def take_at(self, location: str, places: Sequence[int], take: Callable[[Tensor], None]) -> None:
+        """Let a planned pass give rows of a location, after its changes.
+
+        Args:
+            places: in the tensor.
+        """
+        self._site(location).takes.append((places, take))
+
     def follow(self, changes: Sequence[PlannedChange], tokens: int, kept: int) -> None:
         """Plan the changes of a pass that another rank has planned.
 
@@ -346,6 +358,8 @@ class PassHooks:
             self._tables.change(stage, rows)
         for (_, change), places in sorted(site.writes.items(), key=lambda item: item[0][0]):
             _apply(rows, places, change)
+        for chosen, take in site.takes:
+            take(rows[index_on(chosen, rows.device)])
         flat = rows if rows.ndim == 2 or not (site.reads or site.computes) else rows.reshape(count, -1)
         for copies, target, index in site.reads:
             copies.take(target, index, flat)
@@ -417,7 +431,7 @@ def _add(copies: LayoutCopies, own: LayoutRows, slot: Slot, record: Record, kept
 
 def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
     """Write to `rows` [tokens, ...] in place."""
-    size = max(1, _CHANGED_NUMBERS // max(1, rows[:1].numel()))
+    size = max(1, CHANGED_NUMBERS // max(1, rows[:1].numel()))
     if len(places) == len(rows):
         for start in range(0, len(rows), size):
             some = rows[start : start + size]

@@ -178,6 +178,7 @@ class Service:
             "m": "loaded",
             "structure": engine.structure.model_dump(mode="json"),
             "slots": engine.forwards.slots(usual_options(order)),
+            "varies": engine.forwards.varies(RunOptions()),
         }
         self.send(loaded, tokenizer)
 

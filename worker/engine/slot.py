@@ -15,8 +15,10 @@ from worker.engine.capture.record import Record
 from worker.engine.edit_tables import EditRows
 from worker.engine.edits import SlotEdits, Write
 from worker.engine.messages import FinishReason, Generation, Request, TokenLogprobs
+from worker.engine.prompt_values import PromptValue
 from worker.engine.tokens.prompt_scores import NextScore, PromptScore
 from worker.engine.tokens.sampler import SamplerEntry
+from worker.engine.variants import SlotVariants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +47,8 @@ class Slot:
         edit_rows: the same in the tables that graphs read; None if they are not there.
         score: log probabilities of the prompt.
         next_score: log probabilities of tokens that may follow it.
+        value: of a readout at a token of the prompt.
+        variants: in which the prompt is read again; None if it has none.
         sampler: its entry in the sampler's tables; None before its start and after its end.
         grammar: where the generated text is in the grammar that it follows.
         processors: transformers' own, of the checkpoint's generation config.
@@ -73,6 +77,8 @@ class Slot:
     edit_rows: EditRows | None = None
     score: PromptScore | None = None
     next_score: NextScore | None = None
+    value: PromptValue | None = None
+    variants: SlotVariants | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     sampler: SamplerEntry | None = None
     grammar: Grammar | None = None
@@ -120,6 +126,11 @@ class Slot:
         return self.computed < self.prompt
 
     @property
+    def varies(self) -> bool:
+        """Whether the prompt is read, and variants of it are not."""
+        return not self.prefills and self.variants is not None and bool(self.variants.left)
+
+    @property
     def is_unread(self) -> bool:
         """Whether the host has not read the newest token."""
         return self.chosen > len(self.generated)
@@ -150,7 +161,7 @@ class Slot:
     @property
     def goes_on(self) -> bool:
         """Whether there is a token to run."""
-        return self.prefills or (not self.reads and self.chosen < self.request.most_generated)
+        return self.prefills or self.varies or (not self.reads and self.chosen < self.request.most_generated)
 
     @property
     def count(self) -> int:
@@ -171,7 +182,8 @@ class Slot:
     def run_to(self, stop: int) -> None:
         """Let the next pass run the tokens up to `stop - 1`, with their edits."""
         self.stop = stop
-        scores = self.next_score is not None and stop == self.prompt
+        read = self.value is not None and self.value.token == self.prompt - 1  # perhaps of the head
+        scores = (self.next_score is not None or read) and stop == self.prompt
         self.logits = self.count if self.prefills and self.needs_all_logits else int(self.chooses or scores)
         self.writes = () if self.edits is None else self.edits.writes(self.computed, stop)
 
@@ -196,17 +208,23 @@ class Slot:
         """The result; one with the reason "error" has no ids."""
         scores, failed = self.score.result() if self.score is not None else (None, None)
         following, unscored = self.next_score.result() if self.next_score is not None else (None, None)
+        varied, unread = self.next_score.of_variants() if self.next_score is not None else (None, None)
+        value, unknown = (None, None) if self.value is None else self.value.result()
+        values, unfinished = (None, None) if self.value is None else self.value.of_variants()
         done = reason != "error"
         return Generation(
             key=self.key,
             prompt_ids=self.request.prompt_ids,
             generated_ids=self.generated_ids if done else (),
             finish_reason=reason,
-            cached_tokens=self.cached,
-            error=error or failed or unscored,
+            cached_tokens=self.cached if self.variants is None else self.variants.cached,
+            error=error or failed or unscored or unread or unknown or unfinished,
             logprobs=tuple(self.logprobs) if done and self.request.top_logprobs is not None else None,
             prompt_logprobs=scores,
             next_logprobs=following,
+            variant_logprobs=varied,
+            value=value,
+            variant_values=values,
         )
 
 

@@ -1,22 +1,31 @@
 """Patch jobs: pairs of stored sessions, whose prompts are read with rows of each other."""
 
+from dataclasses import replace
+
 from actograph.contract.errors import InvalidRequest, PairSkipped
 from actograph.contract.job_specs import PatchSpec
 from storage.analyses import pairs
 from storage.queue.leases import LeasedSample
+from worker.engine.messages import Readout, ReadoutAt
 from worker.runners.replay import StoredSources
 from worker.runners.runner import Prompt, PromptPair, ReplayedSample, Runner
 from worker.text.tokenizer import Tokenizer
 
 
 class PatchRunner(Runner):
-    """One pair per sample. Each cell of it is a request."""
+    """One pair per sample, with the metric of many cells.
+
+    Args:
+        readout: that is the metric.
+    """
 
     sampling = None
 
-    def __init__(self, spec: PatchSpec, sources: StoredSources, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, spec: PatchSpec, sources: StoredSources, tokenizer: Tokenizer, readout: Readout | None = None
+    ) -> None:
         """Raises InvalidRequest: a text of the spec is not one token."""
-        self.spec = spec
+        self.spec, self._readout = spec, readout
         self._sources = sources
         vocabulary = sources.structure.vocab_size
         self._answer = _id(spec.answer, tokenizer, vocabulary, "answer")
@@ -39,20 +48,33 @@ class PatchRunner(Runner):
                     f"session {sample.input[field]} was recorded with another version of its model",
                     param="model",
                 )
+        into = "corrupted" if self.spec.source == "clean" else "clean"
+        prompt = Prompt(text=texts[into], token_ids=sides[into].turns[0][0])
+        if self._readout is not None:
+            values = {name: self._value_at(side, self._readout) for name, side in sides.items()}
+            return replace(
+                prompt, pair=PromptPair(clean=sides["clean"], corrupted=sides["corrupted"], values=values)
+            )
         answer = _first_token(sides["clean"]) if self._answer is None else self._answer
         against = None
         if self.spec.metric == "logit_difference":
             against = _first_token(sides["corrupted"]) if self._against is None else self._against
         if answer == against:
             raise PairSkipped(f"answer and against are the same token {answer}: no difference")
-        into = "corrupted" if self.spec.source == "clean" else "clean"
-        return Prompt(
-            text=texts[into],
-            token_ids=sides[into].turns[0][0],
-            pair=PromptPair(
-                clean=sides["clean"], corrupted=sides["corrupted"], answer=answer, against=against
-            ),
-        )
+        pair = PromptPair(clean=sides["clean"], corrupted=sides["corrupted"], answer=answer, against=against)
+        return replace(prompt, pair=pair)
+
+    def _value_at(self, side: ReplayedSample, readout: Readout) -> ReadoutAt:
+        """Where the metric of a side is read. Raises PairSkipped."""
+        metric, prompt = self.spec.metric_readout, len(side.turns[0][0])
+        assert metric is not None
+        token = metric.position + prompt if metric.position < 0 else metric.position
+        if not 0 <= token < prompt:
+            raise PairSkipped(
+                f"the prompt of session {side.reader.session_id} has {prompt} tokens, and no token "
+                f"{metric.position} at which the metric is read"
+            )
+        return ReadoutAt(readout=readout, token=token)
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         return ""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
@@ -10,7 +10,7 @@ from actograph.contract.specs import SamplingSpec
 from evals.tools import Called
 from storage.queue.leases import LeasedSample
 from storage.sessions.reader import SessionReader
-from worker.engine.messages import Generation, TextEnd
+from worker.engine.messages import Generation, ReadoutAt, TextEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,23 @@ class ReplayedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptPair:
-    """The sessions of a patched pair, and the tokens whose probabilities are its metric."""
+    """The sessions of a patched pair, and its metric.
+
+    Attributes:
+        answer, against: tokens whose probabilities are the metric.
+        values: of each side by its name, if these are the metric.
+    """
 
     clean: ReplayedSample
     corrupted: ReplayedSample
-    answer: int
-    against: int | None
+    answer: int | None = None
+    against: int | None = None
+    values: Mapping[str, ReadoutAt] = field(default_factory=dict)
+
+    @property
+    def next_tokens(self) -> tuple[int, ...]:
+        """The tokens whose probabilities are the metric."""
+        return tuple(token for token in (self.answer, self.against) if token is not None)
 
     @property
     def sides(self) -> Mapping[str, ReplayedSample]:

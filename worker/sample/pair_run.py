@@ -1,11 +1,13 @@
-"""A pair of prompts from its cells to its outcome: many requests that run at once.
+"""A pair of prompts from its cells to its outcome: requests that run at once.
 
 The baselines come first, then the cells. Each is a prompt that is only read, with the log probabilities of
-the metric's tokens after it. What the pair has found is stored when its last request has ended.
+the metric's tokens after it. Many cells are variants of one request; if a run reads no variants, each is a
+request. What the pair has found is stored when its last request has ended.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +24,25 @@ from worker.sample.conversation import Conversation
 from worker.sample.leased_run import LeasedRun
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Outcome
-from worker.sample.patch_cells import PairCells, cells_of
+from worker.sample.patch_cells import Cell, PairCells, cells_of
 from worker.sample.replay import steering_for
 from worker.sample.token_rules import rule_of
 
 #: stands before the number of a request in its key
 CELL = "/"
+
+
+class _Asked(NamedTuple):
+    """A request: the side that it reads, and what it finds.
+
+    Attributes:
+        cells: whose metrics it finds; without any, it finds the baseline of its side.
+        is_joint: the cells are its variants.
+    """
+
+    side: str
+    cells: Sequence[Cell] = ()
+    is_joint: bool = False
 
 
 class PairRun(LeasedRun):
@@ -45,7 +60,6 @@ class PairRun(LeasedRun):
         assert isinstance(job.runner, PatchRunner)
         self._job, self._store, self._runner = job, store, job.runner
         self.spec: PatchSpec = job.runner.spec
-        self._asked: set[str] = set()
         self._sent = 0
         if job.refused is not None:
             self.fail(job.refused)
@@ -61,13 +75,15 @@ class PairRun(LeasedRun):
         source = self.spec.source
         into = "corrupted" if source == "clean" else "clean"
         structure = self._job.engine.structure
-        self._cells: PairCells = cells_of(self.spec, structure, pair.sides[source], pair.sides[into])
         self._edits = {name: self._own_edits(side) for name, side in pair.sides.items()}
+        self._cells: PairCells = cells_of(
+            self.spec, structure, pair.sides[source], pair.sides[into], steered=any(self._edits.values())
+        )
         self._metric = np.full(self._cells.shape, np.nan)
         self._baselines: dict[str, float] = {}
-        #: key of a request -> a side's name, or the place of a cell
-        self._places: dict[str, str | tuple[int, ...]] = {}
-        self._requests = self._all_requests(into)
+        self._into = into
+        self._asked_by_key: dict[str, _Asked] = {}
+        self._requests = self._all_requests()
         self.running = True
 
     def _own_edits(self, side: ReplayedSample) -> tuple[Edit, ...]:
@@ -81,32 +97,39 @@ class PairRun(LeasedRun):
             is_first=True,
         )
 
-    def _all_requests(self, into: str) -> Iterator[tuple[str | tuple[int, ...], str, tuple[Edit, ...]]]:
-        """What each request finds, the side that it reads, and its edits."""
+    def _all_requests(self) -> Iterator[_Asked]:
         for name in self._pair.sides:
-            yield name, name, ()
-        for cell in self._cells:
-            yield cell.place, into, cell.edits
+            yield _Asked(name)
+        options = self._job.options
+        if self._job.engine.varies and not (options.traced or options.repeatable):
+            for cells in self._cells.together(len(self._pair.sides[self._into].turns[0][0])):
+                yield _Asked(self._into, cells, len(cells) > 1)
+        else:
+            for cell in self._cells:
+                yield _Asked(self._into, [cell])
 
     @property
     def unsent(self) -> int:
-        """Requests that the engine has not had."""
+        """Baselines and cells that the engine has not had."""
         return 2 + len(self._cells) - self._sent if self.running and self.outcome.error is None else 0
 
     def request(self, *, priority: bool = False) -> Request:
-        """The engine's request for the next baseline or cell."""
-        found, side, edits = next(self._requests)
+        """The engine's request for the next baseline or cells."""
+        asked = next(self._requests)
         key = f"{self.lease.key}{CELL}{self._sent}"
-        self._sent += 1
-        self._places[key] = found
-        against = () if self._pair.against is None else (self._pair.against,)
+        self._sent += len(asked.cells) or 1
+        self._asked_by_key[key] = asked
+        edits = tuple(cell.edits for cell in asked.cells)
+        alone = () if asked.is_joint else tuple(edit for own in edits for edit in own)
         return Request(
             key=key,
-            prompt_ids=self._pair.sides[side].turns[0][0],
+            prompt_ids=self._pair.sides[asked.side].turns[0][0],
             seed=0,
             max_tokens=0,
-            next_tokens=(self._pair.answer, *against),
-            edits=(*self._edits[side], *edits),
+            next_tokens=self._pair.next_tokens,
+            value_at=self._pair.values.get(asked.side),
+            variants=edits if asked.is_joint else (),
+            edits=(*self._edits[asked.side], *alone),
             time_limit=self._job.time_limit,
             priority=priority,
         )
@@ -120,27 +143,38 @@ class PairRun(LeasedRun):
 
     def end_turn(self, generation: Generation) -> None:
         """Take the engine's answer to a request; the last one, or an error, ends the pair."""
-        place = self._places.pop(generation.key)
+        asked = self._asked_by_key.pop(generation.key)
         error = self._job.error_of(generation)
         if error is not None:
             if self.outcome.error is None:
                 self.outcome = replace(self.outcome, error=error)
         else:
-            assert generation.next_logprobs is not None
-            answer, *against = generation.next_logprobs
-            value = answer - sum(against)
-            if isinstance(place, str):
-                self._baselines[place] = value
+            found = _metrics(generation, is_joint=asked.is_joint)
+            if asked.cells:
+                for cell, value in zip(asked.cells, found, strict=True):
+                    self._metric[cell.place] = value
             else:
-                self._metric[place] = value
-            self.outcome = replace(
-                self.outcome,
-                generation=generation,
-                tokens_read=self.outcome.tokens_read + len(generation.prompt_ids),
-                tokens_cached=self.outcome.tokens_cached + generation.cached_tokens,
-            )
-        if not self._places and not self.unsent:
+                (self._baselines[asked.side],) = found
+            self._count(len(found) * len(generation.prompt_ids), generation.cached_tokens)
+            self.outcome = replace(self.outcome, generation=generation)
+        if not self._asked_by_key and not self.unsent:
             self.running = False
+            if self.outcome.error is None:
+                self._fill_unchanged()
+
+    def _fill_unchanged(self) -> None:
+        """Cells whose rows are the prompt's own have its metric."""
+        unchanged = self._cells.unchanged
+        self._metric[:, :, unchanged] = self._baselines[self._into]
+        tokens = self._metric[:, :, unchanged].size * len(self._pair.sides[self._into].turns[0][0])
+        self._count(tokens, tokens)
+
+    def _count(self, tokens: int, cached: int) -> None:
+        """Count tokens of prompts, and those of them that were not computed anew."""
+        outcome = self.outcome
+        self.outcome = replace(
+            outcome, tokens_read=outcome.tokens_read + tokens, tokens_cached=outcome.tokens_cached + cached
+        )
 
     def score(self) -> None:
         """A pair has no scores."""
@@ -170,7 +204,7 @@ class PairRun(LeasedRun):
             prompt_tokens=len(self.outcome.prompt.token_ids) if self.outcome.prompt else 0,
             answer=pair.answer,
             against=pair.against,
-            answer_text=texts([pair.answer])[0],
+            answer_text="" if pair.answer is None else texts([pair.answer])[0],
             against_text=None if pair.against is None else texts([pair.against])[0],
             clean=clean,
             corrupted=corrupted,
@@ -180,3 +214,20 @@ class PairRun(LeasedRun):
             positions=list(self._cells.positions),
             heads=None if grid.heads is None else list(grid.heads),
         )
+
+
+def _metrics(generation: Generation, *, is_joint: bool) -> list[float]:
+    """The metric of a prompt, or of each of its variants."""
+    if generation.value is not None:
+        if not is_joint:
+            return [generation.value]
+        assert generation.variant_values is not None
+        return [generation.value if one is None else one for one in generation.variant_values]
+    found = generation.variant_logprobs if is_joint else (generation.next_logprobs,)
+    assert found is not None
+    differences = []
+    for scores in found:
+        assert scores is not None
+        answer, *against = scores
+        differences.append(answer - sum(against))
+    return differences

@@ -20,17 +20,28 @@ from actograph.contract.patching import (
     places_of,
 )
 from actograph.contract.row_selection import HeadFeatures, TokenRange, consecutive
+from actograph.dtypes import DTYPES
+from evals.plans import STEP_TOKENS
 from storage.sessions import selected_rows
 from storage.sessions.reader import SessionReader
 from worker.engine.messages import Edit
 from worker.runners.runner import ReplayedSample
 
+#: cells of one request, at most, and bytes of their rows
+MOST_CELLS, _MOST_BYTES = 1024, 16 << 20
+
 
 class Cell(NamedTuple):
-    """A cell: its place in the metric's array, and its edits."""
+    """A cell: its place in the metric's array, its first token, and its edits."""
 
     place: tuple[int, ...]
+    first: int
     edits: tuple[Edit, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of its rows."""
+        return sum(edit.vector.nbytes for edit in self.edits if edit.vector is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +51,22 @@ class PairCells:
     Attributes:
         positions: name -> tokens of the source, and of the prompt that is patched.
         rows: float32 [tokens, width] of each hook, of all tokens of the source's positions.
+        alike: first tokens whose rows are those of both sides, since nothing differs up to them.
     """
 
     grid: PatchGrid
     structure: ModelStructure
     positions: Mapping[str, tuple[Sequence[int], Sequence[int]]]
     rows: Mapping[str, NDArray[np.float32]]
+    alike: int = 0
+
+    @property
+    def unchanged(self) -> list[int]:
+        """Numbers of the positions whose rows are those of the prompt anyway."""
+        return [i for i, (own, places) in enumerate(self.positions.values()) if self._is_alike(own, places)]
+
+    def _is_alike(self, tokens: Sequence[int], places: Sequence[int]) -> bool:
+        return list(tokens) == list(places) and max(tokens) < self.alike
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,14 +76,16 @@ class PairCells:
         return (len(grid.points), len(grid.layers), len(self.positions), *heads)
 
     def __len__(self) -> int:
-        return self.grid.cells * len(self.positions)
+        return self.grid.cells * (len(self.positions) - len(self.unchanged))
 
     def __iter__(self) -> Iterator[Cell]:
-        """Cells by position, so that those with a common beginning follow each other."""
+        """Cells that may change something, by position: those with a common beginning follow each other."""
         grid = self.grid
         start = 0
         for position, (tokens, places) in enumerate(self.positions.values()):
             of_tokens = range(start, start := start + len(tokens))
+            if self._is_alike(tokens, places):
+                continue
             for (point, layer), hook in grid.hooks.items():
                 at = grid.points.index(point), grid.layers.index(layer), position
                 for place, head in enumerate(grid.heads or [None]):
@@ -80,13 +103,40 @@ class PairCells:
                         )
                         for token, row in zip(places, rows, strict=True)
                     )
-                    yield Cell(at if head is None else (*at, place), edits)
+                    yield Cell(at if head is None else (*at, place), min(places), edits)
+
+    def together(self, prompt_tokens: int) -> Iterator[Sequence[Cell]]:
+        """The cells of one request after the other; those that begin too early are alone.
+
+        Args:
+            prompt_tokens: of the prompt that is patched.
+        """
+        some, size = list[Cell](), 0
+        for cell in self:
+            if prompt_tokens - cell.first > STEP_TOKENS:
+                yield [cell]
+                continue
+            if some and (len(some) == MOST_CELLS or size + cell.bytes > _MOST_BYTES):
+                yield some
+                some, size = [], 0
+            some.append(cell)
+            size += cell.bytes
+        if some:
+            yield some
 
 
 def cells_of(
-    spec: PatchSpec, structure: ModelStructure, source: ReplayedSample, into: ReplayedSample
+    spec: PatchSpec,
+    structure: ModelStructure,
+    source: ReplayedSample,
+    into: ReplayedSample,
+    *,
+    steered: bool = False,
 ) -> PairCells:
     """Read the rows of a pair's cells.
+
+    Args:
+        steered: a side is read with interventions.
 
     Raises:
         PairSkipped: the prompts do not correspond, or the source does not store a row.
@@ -118,7 +168,28 @@ def cells_of(
             param="positions",
         )
     rows = {name: _rows(source.reader, name, tokens, width) for name, width in widths.items()}
-    return PairCells(grid=grid, structure=structure, positions=positions, rows=rows)
+    exact = not steered and all(_is_exact(source.reader, name, structure) for name in rows)
+    return PairCells(
+        grid=grid,
+        structure=structure,
+        positions=positions,
+        rows=rows,
+        alike=_common(source.turns[0][0], into.turns[0][0]) if exact else 0,
+    )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """First tokens that two prompts have in common."""
+    pairs = zip(one, other, strict=False)
+    differing = (place for place, (own, theirs) in enumerate(pairs) if own != theirs)
+    return next(differing, min(len(one), len(other)))
+
+
+def _is_exact(reader: SessionReader, hook: str, structure: ModelStructure) -> bool:
+    """Whether stored rows are as the model computes them, and not rounded."""
+    info = structure.tensor_of(hook)
+    stored = DTYPES[reader.manifest.tensors[hook].dtype]
+    return info is not None and stored.torch in (info.dtype, "float32", "float64")
 
 
 def _width(structure: ModelStructure, hook: str) -> int:

@@ -10,10 +10,12 @@ from actograph.contract.interventions import StoredVector
 from actograph.contract.models import ModelStructure
 from actograph.contract.readouts import (
     ReadoutCapture,
+    ReadoutMetric,
     bias_of,
     name_of,
     require_distinct,
     resolve_readout,
+    short_name,
     stored_name,
 )
 from actograph.contract.specs import CaptureSpec
@@ -65,30 +67,45 @@ def readouts_of(
         InvalidRequest: a vector was deleted, or does not suit the model.
         UnknownHook: the model has no such hook.
     """
-    if not capture.readouts:
-        return {}
+    wanted = {f"capture.readouts.{place}": one for place, one in enumerate(capture.readouts)}
+    found = _in_use(database, wanted, model, structure)
+    require_distinct(short_name(one.readout.name) for one in found)
+    return {one.readout.name: one for one in found}
+
+
+def metric_of(database: Database, metric: ReadoutMetric, model: str, structure: ModelStructure) -> Readout:
+    """The readout that is the metric of a patch job; errors as of `readouts_of`."""
+    (found,) = _in_use(database, {"metric.readout": metric.readout}, model, structure)
+    return found.readout
+
+
+def _in_use(
+    database: Database, wanted: Mapping[str, ReadoutCapture], model: str, structure: ModelStructure
+) -> list[ReadoutInUse]:
+    """Readouts by the fields of the spec that name them."""
     stored = []
-    with database.read() as session:
-        for place, one in enumerate(capture.readouts):
-            param = f"capture.readouts.{place}.vector"
-            try:
-                stored.append(vectors.resource(vectors.get(session, one.vector)))
-            except NotFound:
-                raise InvalidRequest(
-                    f"{param}: there is no vector {one.vector}; it was deleted after the job was submitted",
-                    param=param,
-                ) from None
-    require_distinct(name_of(one, vector) for one, vector in zip(capture.readouts, stored, strict=True))
-    found: dict[str, ReadoutInUse] = {}
-    for place, (one, vector) in enumerate(zip(capture.readouts, stored, strict=True)):
-        param = f"capture.readouts.{place}"
-        name = stored_name(name_of(one, vector))
-        readout = Readout(
-            name=name,
-            hook=resolve_readout(one, vector, model, structure, param),
-            sha256=vector.sha256,
-            bias=bias_of(one, vector, param),
-            vector=np.array(vector.vector, np.float32),
+    if wanted:
+        with database.read() as session:
+            for param, one in wanted.items():
+                try:
+                    stored.append(vectors.resource(vectors.get(session, one.vector)))
+                except NotFound:
+                    raise InvalidRequest(
+                        f"{param}.vector: there is no vector {one.vector}; it was deleted after the job was "
+                        "submitted",
+                        param=f"{param}.vector",
+                    ) from None
+    return [
+        ReadoutInUse(
+            one,
+            vector,
+            Readout(
+                name=stored_name(name_of(one, vector)),
+                hook=resolve_readout(one, vector, model, structure, param),
+                sha256=vector.sha256,
+                bias=bias_of(one, vector, param),
+                vector=np.array(vector.vector, np.float32),
+            ),
         )
-        found[name] = ReadoutInUse(one, vector, readout)
-    return found
+        for (param, one), vector in zip(wanted.items(), stored, strict=True)
+    ]

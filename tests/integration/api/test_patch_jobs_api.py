@@ -123,6 +123,33 @@ def test_what_cannot_be_patched_is_refused_at_submission(
             )
 
 
+def test_a_readout_is_the_metric(service: Service, problem: Problem, subtests: pytest.Subtests) -> None:
+    """Its vector is named like a capture's, kept by its id, and compared with the model."""
+    service.load_model(identity=identity())
+    new = {"name": "v", "hook": "resid_post.2", "vector": [1.0] * 8}
+    vector = service.client.post("/v1/vectors", json=new).json()["id"]
+    service.client.post("/v1/vectors", json=new | {"name": "narrow", "vector": [1.0] * 3})
+    sides = recorded(service) | {"answer": None}
+    made = patch(service, **sides, metric={"readout": {"vector": "v"}})
+    assert made.status_code == 202, made.text
+    found = made.json()["spec"]["metric"]
+    assert (found["readout"]["vector"], found["readout"]["name"], found["position"]) == (vector, "v", -1)
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"readout": {"vector": "w"}}, "/metric/readout/vector", "there is no vector w"),
+        ({"readout": {"vector": vector, "hook": "resid_post.9"}}, "/metric/readout/hook", "layers 0 to 3"),
+        ({"readout": {"vector": "narrow"}}, "/metric/readout/hook", "wide"),
+        ({"readout": {"vector": vector, "stop_above": 1.0}}, "/metric", "nothing is generated"),
+        ({"readout": {}}, "/metric/readout/vector", ""),
+    ]
+    for metric, pointer, says in cases:
+        with subtests.test(metric=metric):
+            problem(patch(service, **sides, metric=metric), 422, None, pointer, says=says)
+    problem(
+        patch(service, **sides | {"answer": 5}, metric={"readout": {"vector": vector}}), 422, None, "/answer",
+        says="a readout needs no answer",
+    )  # fmt: skip
+
+
 def finished(service: Service, job_id: str) -> list[PatchedPair]:
     """The pairs of a job as a worker stores them: the first restores at layer 0, position 2 alone."""
     made = []

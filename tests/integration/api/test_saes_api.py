@@ -89,7 +89,7 @@ def test_a_wrong_sae_is_refused_by_field(
         ({"path": "/etc"}, "/path", "no such file under the server's data roots"),
         ({"path": "wide"}, "/hook", "the SAE takes rows of 9 numbers, resid_post.1 is 8 wide"),
         ({"path": "unnamed"}, "/hook", "the files name no hook"),
-        ({"hook": "resid_post.9"}, "/hooks", "layers 0 to 3"),
+        ({"hook": "resid_post.9"}, "/hook", "layers 0 to 3"),
         ({"model": "elsewhere"}, "/model", "elsewhere"),
     ]:
         with subtests.test(change=change):

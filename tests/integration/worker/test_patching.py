@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from actograph.contract.interventions import NewVector
 from actograph.contract.job_specs import PatchSpec
 from actograph.contract.patching import PAIR_FILE, PatchedPair
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage.analyses import pairs
 from storage.jobs import jobs
 from storage.sessions import changes as session_changes
+from storage.sessions import vectors
 from storage.sessions.reader import SessionReader
 from storage.sessions.writer import session_prefix
 from tests.integration.worker.test_replays import identified
@@ -28,6 +30,8 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.engine_double import Watched
 from tests.support.engine_run import random_engine
 from tests.support.submitting import insert, insert_chat
+from worker.engine.messages import Request
+from worker.sample import patch_cells
 from worker.sample.pair_run import CELL
 
 if TYPE_CHECKING:
@@ -163,7 +167,15 @@ def measured(hf: Any, ids: list[int], answer: int, against: int | None) -> float
     return float(logits[answer] - logits[against])
 
 
-def plain_loop(hf: Any, source: list[int], into: list[int], pair: PatchedPair, width: int = 0) -> Array:
+def plain_loop(
+    hf: Any,
+    source: list[int],
+    into: list[int],
+    pair: PatchedPair,
+    *,
+    width: int = 0,
+    measure: Callable[[list[int]], float] | None = None,
+) -> Array:
     """The metric of each cell at single tokens: one forward a cell."""
     heads = [None] if pair.heads is None else list(pair.heads)
     shape = (len(pair.points), len(pair.layers), len(pair.positions), len(heads))
@@ -180,7 +192,11 @@ def plain_loop(hf: Any, source: list[int], into: list[int], pair: PatchedPair, w
             return tensor
 
         with hooked(hf, point, layer, put):
-            found[at] = measured(hf, into, pair.answer, pair.against)
+            if measure is not None:
+                found[at] = measure(into)
+            else:
+                assert pair.answer is not None
+                found[at] = measured(hf, into, pair.answer, pair.against)
     return found[..., 0] if pair.heads is None else found
 
 
@@ -191,11 +207,64 @@ def arch(place: Patches, shared: "Path", name: str) -> Patches:
     return Patches(replace(place.bench, engine=engine))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_a_metric_may_be_a_readout(
+    place: Patches, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """The cells' values are those of a plain loop: at any layer and token, together and each alone."""
+    hf, structure = place.bench.engine.model.hf, place.bench.engine.structure
+    numbers = np.cos(np.arange(structure.hidden_size)).tolist()
+    metadata = {"bias": "0.5"}
+    with place.bench.database.write() as session:
+        new = NewVector(name="v", hook="resid_post.1", vector=numbers, metadata=metadata)
+        vector = vectors.insert(session, new).id
+    source = place.run((CLEAN, "clean", "a"), (CORRUPTED, "corrupted", "a"))
+    last = structure.num_layers - 1
+    cases: list[tuple[str, int, float]] = [
+        (f"attn_out.{last}", -1, 0.5),
+        ("mlp_out.1", 4, 2.0),
+        ("resid_pre.0", -2, 0.5),
+        ("mlp_out.1", -1, 0.0),
+    ]
+    for hook, position, bias in cases:
+        own = {} if bias == 0.5 else {"bias": bias}
+        metric = {"readout": {"vector": vector, "hook": hook, "name": "v"} | own, "position": position}
+        for alone in (False, True):
+            with subtests.test(hook=hook, position=position, alone=alone):
+                here = repeatable(place, alone)
+                (sample,) = here.patched(source, metric=metric, answer=None)
+                pair, found = here.read(sample)
+                clean, corrupted = here.ids(pair, "clean"), here.ids(pair, "corrupted")
+                point, layer = hook.split(".")
+
+                def value(
+                    ids: list[int], point: str = point, layer: str = layer, at: int = position
+                ) -> float:
+                    return float(
+                        kept(hf, ids, point, int(layer))[at].double() @ torch.tensor(numbers).double()
+                    )
+
+                assert pair.clean == pytest.approx(value(clean) + bias, abs=1e-4)
+                assert pair.corrupted == pytest.approx(value(corrupted) + bias, abs=1e-4)
+                assert pair.answer is None and pair.is_defined
+                due = plain_loop(hf, clean, corrupted, pair, measure=value) + bias
+                np.testing.assert_allclose(found, due, atol=1e-4)
+    (early,) = place.patched(source, metric=metric | {"position": 400}, answer=None)
+    assert early.error is not None and "no token 400" in early.error.message
+
+
+def repeatable(place: Patches, yes: bool) -> Patches:
+    """The same place with runs that repeat bit for bit, which read no variants of prompts."""
+    settings = place.bench.settings.model_copy(update={"repeatable": yes})
+    return Patches(replace(place.bench, settings=settings))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "qwen3, repeatable"])
 def test_cells_are_those_of_a_plain_loop(
     place: Patches, shared: "Path", name: str, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    here = arch(place, shared, name)
+    """Together as variants of a request; each as a request of its own in runs that repeat."""
+    name, _, how = name.partition(", ")
+    here = repeatable(arch(place, shared, name), bool(how))
     identified(here.bench, monkeypatch)
     hf = here.bench.engine.model.hf
     source = here.run((CLEAN, "clean", "a"), (CORRUPTED, "corrupted", "a"))
@@ -228,26 +297,33 @@ def test_cells_are_those_of_a_plain_loop(
             assert pair.layers == sorted(pair.layers)
 
 
-def test_long_prompts_share_what_comes_before_their_cells(place: Patches) -> None:
-    """A cell at token 70 or later begins at token 64, and is the plain loop's all the same."""
+@pytest.mark.parametrize("most", [512, 60])
+def test_cells_begin_where_their_edits_do(place: Patches, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell at token 70 is read from there on; one with too many tokens for a variant from token 64 on."""
+    monkeypatch.setattr(patch_cells, "STEP_TOKENS", most)
     text = "Tom has 34 books and Mia has 57 books. " * 9
     source = place.run(
-        (text, "clean", "a"), (text.replace("57", "75", 1), "corrupted", "a"),
+        (text, "clean", "a"), (text.replace("34", "57", 1), "corrupted", "a"),
         capture=CAPTURE | {"points": ["resid_pre"]},
     )  # fmt: skip
-    (sample,) = place.patched(source, points=["resid_pre"], positions=[3, 70, 100, -1])
+    (sample,) = place.patched(source, points=["resid_pre"], positions=[1, 70, 71, 100, -1])
     pair, metric = place.read(sample)
     clean, corrupted = place.ids(pair, "clean"), place.ids(pair, "corrupted")
     assert len(clean) == len(corrupted) > 101
-    places = [3, 70, 100, len(clean) - 1]
+    places = [1, 70, 71, 100, len(clean) - 1]
     named = pair.model_copy(update={"positions": list(map(str, places))})
     np.testing.assert_allclose(
         metric, plain_loop(place.bench.engine.model.hf, clean, corrupted, named), atol=1e-4
     )
+    np.testing.assert_array_equal(metric[:, :, 0], pair.corrupted)  # before the first token that differs
     with place.bench.database.read() as session:
         shared = jobs.get(session, sample.job_id).cached_tokens
-    # all later cells but those that were asked for before the prefix was known
-    assert 64 <= shared <= 64 * (metric[:, :, 1:].size + 2)
+    layers = metric.shape[1]
+    if most == 512:
+        late = layers * sum(places[1:]) - len(clean)
+    else:  # two are variants; of the two requests, one was asked for before the prefix was known
+        late = layers * sum(places[3:]) - len(clean) + 64 * (2 * layers - 1)
+    assert late <= shared - layers * len(clean) <= late + 64 * 3
 
 
 def test_tokens_that_are_patched_together_restore_the_clean_prompt(place: Patches) -> None:
@@ -375,23 +451,28 @@ def test_a_killed_worker_costs_no_finished_pair_and_others_run_beside(place: Pat
     assert place.bench.stored_sessions() == place.bench.indexed_sessions()
 
 
-def test_cells_take_turns_with_other_samples(place: Patches) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_cells_take_turns_with_other_samples(place: Patches, alone: bool) -> None:
     """While a pair has cells for all slots, no other pair is claimed, and half of the places are others'."""
-    asked: list[list[str]] = []
+    asked: list[list[Request]] = []
+    place = repeatable(place, alone)
     source = place.run(*paired("abcdefgh"))
-    job_id = place.submit(source, positions=[0, 1, 2, 3])
+    positions = [-3, -2, -1]  # after the first token that differs
+    job_id = place.submit(source, positions=positions)
     beside = place.bench.submit(inputs=[{"prompt": "a"}] * 12, sampling={"max_tokens": 2})
-    watched = Watched(place.bench.engine, lambda pulled: asked.append([one.key for one in pulled]))
+    watched = Watched(place.bench.engine, lambda pulled: asked.append(list(pulled)))
     Patches(replace(place.bench, engine=watched)).bench.drain().look()  # type: ignore[arg-type]
     assert place.bench.status(job_id) is place.bench.status(beside) is JobStatus.COMPLETED
-    order = [key for pulled in asked for key in pulled]
-    cells = [key for key in order if CELL in key]
-    assert len(cells) == 8 * (2 + len(POINTS) * place.bench.engine.structure.num_layers * 4)
+    order = [one for pulled in asked for one in pulled]
+    requests = [one for one in order if CELL in one.key]
+    cells = len(POINTS) * place.bench.engine.structure.num_layers * len(positions)
+    assert sum(len(one.variants) or 1 for one in requests) == 8 * (2 + cells)
+    assert len(requests) == 8 * (2 + (cells if alone else 1))
     # each pair goes on until it has no cells left
-    pairs_in_order = [key for key, _ in itertools.groupby(cells, key=lambda key: key.partition(CELL)[0])]
-    assert len(pairs_in_order) == 8
-    last_other = max(place for place, key in enumerate(order) if CELL not in key)
-    assert last_other < len(order) // 2, "the other job waited for the pairs"
+    of_pairs = [one.key.partition(CELL)[0] for one in requests]
+    assert len(list(itertools.groupby(of_pairs))) == 8
+    others = [place for place, one in enumerate(order) if CELL not in one.key]
+    assert (max(others) if alone else min(others)) < len(order) // 2, "the other job waited for the pairs"
 
 
 def test_a_deleted_session_fails_its_pair_alone(place: Patches) -> None:

@@ -30,9 +30,10 @@ from api.submit import submit
 from storage.accounts import api_keys
 from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
+from storage.jobs import uses
 from storage.queue import pause
 from storage.results import rescoring
-from storage.sessions import changes, sessions, vectors
+from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
 from tests.support.races.world import HOOK, MODEL, WIDTH, World
@@ -238,7 +239,7 @@ class Client:
         vector_id = self._any("vector")
         vector_routes.delete_vector(self._services, vector_id)
         with self._services.database.read() as session:
-            user = vectors.user_of(session, vector_id)
+            user = uses.user_of(session, vector_id)
         if user is not None:
             self._world.faults.note(f"{vector_id} is gone, and the active job {user} uses it")
 

@@ -158,6 +158,8 @@ class Arena(Cache):
         """Write the keys and values of a pack, [1, heads, tokens, width], and return them."""
         step.show(layer_idx, "key", key_states)
         step.show(layer_idx, "value", value_states)
+        if step.current().branches is not None:
+            return key_states, value_states
         places = step.current().places(key_states.device)
         self.keys[layer_idx].index_copy_(1, places, key_states[0])
         self.values[layer_idx].index_copy_(1, places, value_states[0])

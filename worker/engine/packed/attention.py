@@ -19,7 +19,7 @@ from torch import _scaled_dot_product_flash_attention_for_cpu as _flash
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker.engine.packed import flex
-from worker.engine.packed.step import Lengths, Step
+from worker.engine.packed.step import Branches, Lengths, Step
 
 try:
     from torch.nn.attention import varlen as _varlen
@@ -212,6 +212,44 @@ def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: LayerAt
         out = flex.with_sinks(out, total, kind.sinks[:, None])
     attended: Tensor = out[0].transpose(0, 1)
     return attended
+
+
+def branched(
+    query: Tensor,
+    own: tuple[Tensor, Tensor],
+    shared: tuple[Tensor, Tensor],
+    branches: Branches,
+    kind: LayerAttention,
+) -> Tensor:
+    """Causal attention of branches over the tokens that they share, and each over its own.
+
+    Args:
+        query: [tokens, query heads, width].
+        own: keys and values of the same tokens, [key heads, tokens, width].
+        shared: of the arena, [key heads, arena tokens, width].
+
+    Returns:
+        [tokens, query heads, value width].
+    """
+    tokens, heads, width = query.shape
+    key_heads, count = own[0].shape[0], len(branches.counts)
+    padded, rows, hidden = branches.places(query.device, kind.window)
+    past_keys, past_values = (x[:, branches.begin : branches.begin + branches.shared] for x in shared)
+    grouped = query.view(tokens, key_heads, -1, width).permute(
+        1, 2, 0, 3
+    )  # [key heads, group, tokens, width]
+    past = grouped.flatten(1, 2) @ past_keys.mT
+    # a rectangle for each branch: [key heads, group, branches, longest, width]
+    own_keys, own_values = (x[:, padded].view(key_heads, 1, count, -1, x.shape[-1]) for x in own)
+    late = grouped[:, :, padded].view(key_heads, heads // key_heads, count, -1, width) @ own_keys.mT
+    late = late.flatten(2, 3)[:, :, rows]
+    scores = torch.cat([past.view(*late.shape[:3], -1), late], -1)
+    weights = _weights(scores, kind, hidden).to(own_values.dtype)
+    of_past, of_own = weights[..., : branches.shared], weights[..., branches.shared :]
+    longest = of_own.shape[-1]
+    out = (of_past.flatten(1, 2) @ past_values).view(*of_past.shape[:3], -1)
+    found = of_own[:, :, padded].view(*own_keys.shape[:1], -1, count, longest, longest) @ own_values
+    return (out + found.flatten(2, 3)[:, :, rows]).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 
 def _blocked(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: LayerAttention) -> Tensor:

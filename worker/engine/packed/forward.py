@@ -1,13 +1,13 @@
 """The packed forward: one pass over single tokens and chunks of prompts of all requests."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from worker.engine.attention_masks import UnknownAttention
 from worker.engine.capture.budget import Budget
@@ -22,10 +22,11 @@ from worker.engine.packed.decoding import FixedPass, Replays
 from worker.engine.packed.norms import FusedNorms
 from worker.engine.packed.other_ranks import OtherRanks
 from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
-from worker.engine.packed.step import Chunk, Step, running
+from worker.engine.packed.step import Branches, Chunk, Step, running
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.sampler import new_next_ids
+from worker.engine.variants import Variant
 
 #: rows of every pass of a run whose numbers repeat
 REPEATABLE_ROWS = BLOCK
@@ -54,6 +55,7 @@ class PackedForward:
         replays: decode passes are replayed as CUDA graphs, with `fused`.
         rows: of every pass; 0: as many as there are tokens.
         norms: that run fused; None: the model's own.
+        varies: it reads variants, see `read_variants`.
 
     Attributes:
         windows: windows of the masks that its attention was given so far; 0 for a mask without one.
@@ -81,8 +83,9 @@ class PackedForward:
         replays: bool = False,
         rows: int = 0,
         norms: FusedNorms | None = None,
+        varies: bool = False,
     ) -> None:
-        self.hooks, self.budget, self.rows = hooks, budget, rows
+        self.hooks, self.budget, self.rows, self.varies = hooks, budget, rows, varies
         self._norms = norms
         self._spare, self.fused = spare, fused
         self._others: OtherRanks | None = None
@@ -97,6 +100,8 @@ class PackedForward:
         self.ways: set[str] = set()
         self._handles: dict[str, Any] = {}
         self._attention_hooks: dict[tuple[int, str], Callable[[Tensor], None]] = {}
+        layers: Any = hooks.model.hf.get_submodule(hooks.model.layers_path)
+        self._layers: nn.ModuleList = layers
         self.next_ids = new_next_ids(slots, hooks.model.device)
         self.decoding: Replays | None = None
         if replays and fused:
@@ -170,12 +175,53 @@ class PackedForward:
         if self._others is not None:
             self._others.passes(ids, step, places, at_hooks.changes())
         try:
-            logits = self.logits(newest[None], inputs[1:], step, keep)
+            with self._holding(slots):
+                logits = self.logits(newest[None], inputs[1:], step, keep)
         except Exception as error:
             if self._others is None:
                 raise
             raise RankFailed(f"a pass of several ranks has failed: {error}") from error
         return self._ran(slots, logits[: len(kept)])
+
+    @contextmanager
+    def _holding(self, slots: Sequence[Slot]) -> Iterator[None]:
+        """Let requests with variants hold what these take over."""
+        handles = [
+            handle
+            for slot in slots
+            if slot.variants is not None
+            for handle in slot.variants.hold(slot.computed, slot.first, slot.count, self._layers)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def read_variants(self, slot: Slot, variants: Sequence[Variant], at_hooks: PassHooks) -> Tensor:
+        """Read variants of a request whose prompt is read, which begin at one layer.
+
+        Returns:
+            Logits of the last token of each, [variants, vocabulary].
+        """
+        assert slot.variants is not None
+        branches = Branches(slot.cache.start, [one.first for one in variants], slot.prompt)
+        ids = [token for one in variants for token in slot.tokens[one.first : slot.prompt]]
+        numbers = [number for one in variants for number in range(one.first, slot.prompt)]
+        at_hooks.follow(slot.variants.changes(variants, slot.edits), len(ids), len(variants))
+        if slot.value is not None:
+            places = slot.variants.rows_at(variants, slot.value.location, slot.value.token)
+            if places:
+                take = partial(slot.value.take_variants, list(places))
+                at_hooks.take_at(slot.value.location, list(places.values()), take)
+        device = self.hooks.model.device
+        inputs = to_device(np.array([ids, numbers]), device)
+        keep = to_device(np.cumsum(branches.counts) - 1, device)
+        self.hook(at_hooks)
+        arena = self.arena
+        step = Step(arena.keys, arena.values, (), (), branches=branches, windows=self.windows)
+        with slot.variants.skipping(variants, self._layers):
+            return self.logits(inputs[:1], inputs[1:], step, keep)
 
     def lead(self, others: OtherRanks) -> None:
         """Let other ranks run the same passes from now on."""

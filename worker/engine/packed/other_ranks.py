@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 from worker.engine.messages import RunOptions
 
 if TYPE_CHECKING:
+    from worker.engine.edits import PlannedChange
     from worker.engine.packed.step import Step
-    from worker.engine.pass_hooks import PlannedChange
 
 
 class OtherRanks(Protocol):

@@ -15,7 +15,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.positions import length_dependent
 from worker.engine.packed import step
 from worker.engine.packed.arena import LayerShape
-from worker.engine.packed.attention import LayerAttention, chunk, decode, together
+from worker.engine.packed.attention import LayerAttention, branched, chunk, decode, together
 
 _NAME = "actograph_arena"
 #: the way of layers whose attention goes request by request, see `Step.ways`
@@ -85,6 +85,8 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = LayerAttention(scale, window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)
+    if now.branches is not None:
+        return branched(packed, (key[0], value[0]), (keys, values), now.branches, kind)[None], None
     if now.fused and (attended := together(packed, keys, values, now, kind)) is not None:
         now.ways.add(attended[0])
         return attended[1][None], None

@@ -1,5 +1,7 @@
 """The pack whose forward pass runs now, for the attention that transformers calls without it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,9 +35,58 @@ class Lengths(NamedTuple):
     most_used: int
 
 
+class Branches:
+    """Several continuations of one request's first tokens, which share these and nothing else.
+
+    The pack has the tokens of each branch up to the end of the prompt, one branch after the other.
+
+    Args:
+        begin: place of the request's token 0 in the arena.
+        firsts: number of the first token of each branch.
+        tokens: of the prompt.
+    """
+
+    def __init__(self, begin: int, firsts: Sequence[int], tokens: int) -> None:
+        self.begin, self.shared = begin, max(firsts)
+        self.counts = [tokens - first for first in firsts]
+        self._firsts, self._tokens = np.array(firsts), tokens
+        self._known: dict[tuple[torch.device, int | None], BranchPlaces] = {}
+
+    def places(self, device: torch.device, window: int | None) -> BranchPlaces:
+        """Places of tokens and keys, and which keys a token does not see."""
+        key = device, window
+        if key not in self._known:
+            longest, counts = max(self.counts), np.array(self.counts)
+            starts = np.cumsum(counts) - counts
+            within = np.arange(longest)
+            padded = starts[:, None] + np.minimum(within, counts[:, None] - 1)
+            branch = np.repeat(np.arange(len(counts)), counts)
+            at = np.arange(counts.sum()) - starts[branch]
+            number = self._firsts[branch] + at
+            shared = np.arange(self.shared)
+            hidden = np.concatenate([shared >= self._firsts[branch][:, None], within > at[:, None]], axis=1)
+            if window is not None:
+                keys = np.concatenate(
+                    [np.broadcast_to(shared, (len(branch), self.shared)),
+                     self._firsts[branch][:, None] + within], axis=1
+                )  # fmt: skip
+                hidden |= keys <= (number - window)[:, None]
+            arrays = padded.ravel(), branch * longest + at, hidden
+            self._known[key] = BranchPlaces(*(to_device(one, device) for one in arrays))
+        return self._known[key]
+
+
+class BranchPlaces(NamedTuple):
+    """Tokens of branches in a rectangle [branches, longest]; a short branch repeats its last token."""
+
+    padded: Tensor  # [branches * longest]: place in the pack
+    rows: Tensor  # [tokens]: place of each token of the pack in the rectangle
+    hidden: Tensor  # bool [tokens, shared + longest]: keys that it does not see, the branch's own ones last
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A pack: single tokens first, then chunks."""
+    """A pack: single tokens first, then chunks; or branches of one request."""
 
     keys: Sequence[Tensor]  # of each layer, [key heads, arena tokens, width]
     values: Sequence[Tensor]
@@ -47,6 +98,7 @@ class Step:
     known_places: dict[torch.device, Tensor] = field(default_factory=dict)
     known_lengths: dict[torch.device, Lengths] = field(default_factory=dict)
     known_masks: dict[Any, Any] = field(default_factory=dict)  # see `flex.masks_of`
+    branches: Branches | None = None  # whose keys and values are not kept
 
     def places(self, device: torch.device) -> Tensor:
         """Arena place of each token, int64 [tokens]."""

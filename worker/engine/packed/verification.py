@@ -7,28 +7,35 @@ Masks are exact at any length.
 """
 
 import inspect
+import logging
 import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from actograph.contract.row_selection import TokenRange
 from worker.engine.attention_masks import UnknownAttention
 from worker.engine.capture.pool import Pool
-from worker.engine.messages import Request
+from worker.engine.messages import Edit, Request
 from worker.engine.model import group
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import available_bytes
+from worker.engine.model_state import ModelState
 from worker.engine.packed.forward import PackedForward
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot
 from worker.engine.structure.comparison import alike
+from worker.engine.variants import SlotVariants, Variant
+
+log = logging.getLogger(__name__)
 
 #: tokens of each short text that every pass runs: chunks, single tokens and late texts beside one another
 _SHORT = ((16, 5, 1, 7), (3, 1, 1, 0), (1, 1, 1, 1), (0, 9, 1, 1))
@@ -166,6 +173,10 @@ def verify(forward: PackedForward) -> None:
     if needed.tokens > forward.arena.tokens:
         raise UnknownAttention(f"an arena of {forward.arena.tokens} tokens is too small to verify it")
     texts = _texts(needed.length, int(model.text_config.vocab_size))
+    varied = texts[0].slot
+    varied.variants = SlotVariants(
+        replace(varied.request, variants=_variants(forward, varied)), forward.hooks
+    )
     at_hooks = PassHooks(forward.hooks, Pool(model.device, forward.budget, forward.budget))
     placed = [text for text in texts if forward.place(text.slot)]
     try:
@@ -174,6 +185,7 @@ def verify(forward: PackedForward) -> None:
                 _run(forward, texts, number, at_hooks)
             for text in texts:
                 _compare(model, text)
+            forward.varies = _reads_variants(forward, varied, at_hooks)
     except Exception as error:
         if isinstance(error, UnknownAttention) or is_out_of_memory(error) or is_device_lost(error):
             raise
@@ -188,6 +200,49 @@ def verify(forward: PackedForward) -> None:
                 f"its {name} of {tokens} tokens is no window of its masks, and the longest text that could "
                 f"be verified has {needed.length} tokens"
             )
+
+
+def _variants(forward: PackedForward, slot: Slot) -> tuple[tuple[Edit, ...], ...]:
+    """Variants of a text: other rows in the first, the middle and the last layer, at its last tokens."""
+    structure, prompt, path = forward.hooks.structure, slot.prompt, forward.hooks.model.layers_path
+    layers = sorted({0, structure.num_layers // 2, structure.num_layers - 1})
+    row = np.cos(np.arange(structure.hidden_size, dtype=np.float32))
+    tokens = [TokenRange(start=one, stop=one + 1) for one in (prompt - 4, prompt - 2)]
+    return tuple(
+        (Edit(hook=f"{path}.{layer}.output", op="replace", vector=row, positions=one),)
+        for layer in layers
+        for one in tokens
+    )
+
+
+def _reads_variants(forward: PackedForward, slot: Slot, at_hooks: PassHooks) -> bool:
+    """Whether variants of a text that was read have the logits of a reading with their edits.
+
+    Its keys and values are not those of the text any more afterwards.
+    """
+    variants, made = slot.variants, list[tuple[Variant, Tensor]]()
+    assert variants is not None
+    try:
+        while variants.left:
+            batch = variants.take(slot.prompt)
+            made += zip(batch, forward.read_variants(slot, batch, at_hooks).clone(), strict=True)
+    except Exception as error:
+        if is_out_of_memory(error) or is_device_lost(error):
+            raise
+        log.info("%s reads no variants of prompts: %s", forward.hooks.model.name, error)
+        return False
+    slot.variants, slot.first, slot.logits, slot.stop = None, 0, 1, slot.prompt
+    state = ModelState(forward.hooks)
+    # what a reading spoils comes after what the next one takes over
+    for variant, logits in sorted(made, key=lambda pair: -pair[0].first):
+        request = replace(slot.request, edits=variant.edits)
+        slot.computed = variant.first
+        slot.writes = state.edits(request, []).writes(variant.first, slot.prompt)
+        due = forward.run([slot], at_hooks)
+        if not alike(logits[None], due, due):
+            log.info("%s reads no variants of prompts: their logits differ", forward.hooks.model.name)
+            return False
+    return True
 
 
 def _run(

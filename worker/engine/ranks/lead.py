@@ -23,12 +23,11 @@ import numpy as np
 
 from worker.engine import messages
 from worker.engine.channel import Channel, ChannelClosed
-from worker.engine.edits import Change
+from worker.engine.edits import Change, PlannedChange
 from worker.engine.messages import RunOptions
 from worker.engine.model import group
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.packed.step import Step
-from worker.engine.pass_hooks import PlannedChange
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from worker.engine.locations import ModelHooks
 from worker.engine.messages import Request
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot
+from worker.engine.variants import Variant
 
 
 class Forward(Protocol):
@@ -21,6 +22,7 @@ class Forward(Protocol):
         chunks: a prompt may be read in several passes.
         rows: of every pass, so that the numbers of a row do not depend on how many there are; 0: as many as
             there are tokens.
+        varies: it reads variants of a prompt, see `read_variants`.
         budget: of the device's memory.
         next_ids: where a pass reads newest tokens that the host has not read, by the numbers of the sampler's
             entries.
@@ -30,6 +32,7 @@ class Forward(Protocol):
     forks: bool
     chunks: bool
     rows: int
+    varies: bool
     hooks: ModelHooks
     budget: Budget
     next_ids: Tensor
@@ -62,6 +65,13 @@ class Forward(Protocol):
 
         Returns: logits of the last `slot.logits` tokens of each, [tokens, vocabulary]; they are good until
             the next pass.
+        """
+        ...
+
+    def read_variants(self, slot: Slot, variants: Sequence[Variant], at_hooks: PassHooks) -> Tensor:
+        """Read variants of a request whose prompt is read, which begin at one layer.
+
+        Returns: logits of the last token of each, [variants, vocabulary].
         """
         ...
 

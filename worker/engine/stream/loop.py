@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -106,6 +107,8 @@ class Loop:
         self._forward, self._source, self._control, self._results = forward, source, control, results
         self._step_tokens = self._tokens = step_tokens
         self._apart = apart and not forward.rows
+        #: a request whose variants are read in this turn, and their tokens at most
+        self._varied: tuple[Slot, int] | None = None
         self._alone = 0  # passes since the last one whose prompts were not of priority alone
         self._shard_bytes = shard_bytes
         self._scored = scored_tokens(int(model.text_config.vocab_size))
@@ -211,10 +214,12 @@ class Loop:
             if left:
                 with self._timed():
                     self._run(left)
+        with self._timed():
+            varied = self._read_variants()
         if not planned and self._unread is not None:
             with self._timed():
                 self._read()
-        elif not planned and (slots.running or slots.waiting):
+        elif not planned and not varied and (slots.running or slots.waiting):
             self.statistics.waits += 1
             self._wait(stuck=before > 0 and len(slots.running) == before)
         self._control.beat()
@@ -273,13 +278,20 @@ class Loop:
     def _planned(self) -> list[Slot]:
         """Slots of the next passes, each with its `stop`: single tokens first, then chunks of prompts."""
         decoding, waiting, chunks = list[Slot](), list[Slot](), list[Slot]()
+        self._varied = None
         for slot in self._slots.running:
             if slot.goes_on:
-                (waiting if slot.prefills else decoding).append(slot)
+                (waiting if slot.prefills or slot.varies else decoding).append(slot)
         for slot in decoding:
             slot.stop = slot.computed + 1
         left, scored = self._prompt_tokens(decoding), self._scored
-        for slot in self._in_turn(waiting):
+        in_turn = self._in_turn(waiting)
+        for slot in in_turn:
+            if slot.varies:
+                if self._varied is None:  # half of the pass, if others wait for it
+                    count = left if all(one.varies for one in in_turn) else left // 2
+                    self._varied, left = (slot, count), left - count
+                continue
             rest = slot.prompt - slot.computed
             count = min(left, rest)
             if self._forward.rows:
@@ -423,6 +435,37 @@ class Loop:
         if not self._late:
             self._read()
 
+    def _read_variants(self) -> bool:
+        """Read the planned variants of a request, whose last ones end it. Returns whether there were any."""
+        if self._varied is None or self._varied[0].ended:
+            return False
+        (slot, most), self._varied = self._varied, None
+        self._read()  # the prompt may be read by the launched pass
+        variants, next_score = slot.variants, slot.next_score
+        assert variants is not None
+        batch = variants.take(most)
+        try:
+            logits = self._forward.read_variants(slot, batch, self._slots.at_hooks)
+            if next_score is not None:
+                next_score.take_variants([one.number for one in batch], logits)
+        except Exception as error:
+            if is_device_lost(error):
+                raise
+            self.statistics.retries += 1
+            if is_out_of_memory(error) and len(batch) > 1:
+                self._shrink()
+                variants.put_back(batch)
+                return True
+            self._fail(slot, error)
+            return True
+        self._bad = 0
+        self._settle()
+        self.statistics.passes += 1
+        self.statistics.computed += sum(slot.prompt - one.first for one in batch)
+        if not variants.left:
+            self._end(slot, "stop")
+        return True
+
     def _launch(self, slots: Sequence[Slot]) -> _Launched:
         """Run a pass and choose the next tokens, on a GPU without waiting for either."""
         choosing = [slot for slot in slots if slot.chooses]
@@ -457,7 +500,7 @@ class Loop:
             if error is not None:
                 self._end(slot, "error", error)
         for slot in launched.read:
-            if not slot.ended:
+            if not slot.ended and slot.variants is None:
                 self._end(slot, "stop")
         for slot, token in zip(launched.choosing, chosen, strict=True):
             if not slot.ended:
@@ -503,10 +546,7 @@ class Loop:
         self.statistics.retries += 1
         full = is_out_of_memory(error)
         if full:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            self._tokens = max(_LEAST_TOKENS, self._tokens // 2)  # grows again with each good pass
+            self._shrink()
         if len(slots) > 1:
             self._run(slots[: len(slots) // 2])
             self._run(slots[len(slots) // 2 :])
@@ -517,12 +557,23 @@ class Loop:
         if full and not again:  # with the memory that was freed above
             self._run(slots, again=True)
             return
+        self._fail(slot, error, seen)
+
+    def _shrink(self) -> None:
+        """After memory ran out: free what can be freed, and let passes take fewer tokens for a while."""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self._tokens = max(_LEAST_TOKENS, self._tokens // 2)  # grows again with each good pass
+
+    def _fail(self, slot: Slot, error: Exception, seen: Mapping[str, int] = MappingProxyType({})) -> None:
+        """End a request that failed alone, or the run if too many have. Raises the error then."""
         self._bad += 1
         if self._bad > _BAD_PASSES:
             raise error  # it is not the requests
-        if full:
+        if is_out_of_memory(error):
             what = f"a prompt of {slot.prompt} tokens with max_tokens {slot.request.most_generated}"
-            error = out_of_memory(self._forward.hooks.model.devices, what, seen)
+            error = out_of_memory(self._forward.hooks.model.devices, what, dict(seen))
         self._doubt(slot, error)
 
     def _doubt(self, slot: Slot, error: Exception) -> None:

@@ -17,9 +17,11 @@ from worker.engine.model.device_errors import out_of_memory
 from worker.engine.model_state import ModelState
 from worker.engine.packed.prefixes import Prefixes, PrefixKeys, SharedPrefix, keys_of
 from worker.engine.pass_hooks import PassHooks
+from worker.engine.prompt_values import PromptValue, check_value
 from worker.engine.slot import Slot, unread
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.forward import Forward
+from worker.engine.variants import SlotVariants, check_variants
 
 #: requests pulled at once, so that few wait for memory
 _BITE = 8
@@ -98,6 +100,8 @@ class Slots:
         for request in pulled:
             try:
                 check(request, self._hooks)
+                if request.variants and not self._forward.varies:
+                    raise InvalidRequest(f"{request.key}: this run reads no variants of prompts")
                 keys = self._admit(request)
             except Exception as error:  # noqa: BLE001 (it fails this request alone)
                 self._delivery.end(unread(request, "error", error))
@@ -207,7 +211,8 @@ class Slots:
                 }
                 what = "a block of rows" if not need.encoders else "a block of rows with its SAEs"
                 raise out_of_memory(self._hooks.model.devices, f"{request.key}: {what}", seen)
-        if not self._forward.forks or (tail and not request.most_generated):
+        early = request.value_at is not None and request.value_at.token < len(request.prompt_ids) - 1
+        if not self._forward.forks or early or request.variants or (tail and not request.most_generated):
             return PrefixKeys()
         return keys_of(request)
 
@@ -251,6 +256,8 @@ class Slots:
             if oldest is None:
                 return None
             self._evict(oldest)
+        if request.value_at is not None:
+            slot.value = PromptValue(request, request.value_at, self._hooks)
         try:
             slot.edits = self._state.edits(request, slot.generated)
             if fork is not None and fork.ready and fork.slot is not None:
@@ -276,6 +283,13 @@ class Slots:
         if not self._forward.place(slot):
             return False
         request = slot.request
+        if request.variants:
+            variants = SlotVariants(request, self._hooks, self._host)
+            if not self.pool.reserve_on_host(variants.bytes):
+                self._forward.leave(slot)
+                return False
+            slot.variants = variants
+            return True
         if request.capture is None or request.capture.is_empty:
             return True
         try:
@@ -317,6 +331,8 @@ class Slots:
     def _free(self, slot: Slot) -> None:
         self._forward.leave(slot)
         self.at_hooks.close_edits(slot)
+        if slot.variants is not None:
+            self.pool.host.give(slot.variants.bytes)
         if slot.record is not None and slot.points is not None:
             self.at_hooks.close(slot.points)
             self.pool.host.give(slot.record.need.held)
@@ -377,7 +393,10 @@ def check(request: Request, hooks: ModelHooks) -> None:
         raise InvalidRequest(
             f"{key}: it captures no {min(unknown)}, which is to end it or begin an edit", param="capture"
         )
-    for edit in request.edits:
+    check_value(request, hooks)
+    if request.variants:
+        check_variants(request, hooks)
+    for edit in (*request.edits, *(edit for one in request.variants for edit in one)):
         if edit.vector is not None:
             width = hooks.width_of(edit.hook) if edit.columns is None else len(edit.columns)
             check_width(edit.hook, len(edit.vector), width, "interventions")

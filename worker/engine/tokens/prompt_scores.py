@@ -1,6 +1,7 @@
 """Log probabilities of a prompt's own tokens, chunk by chunk, and of tokens that may follow it."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -60,17 +61,29 @@ class PromptScore:
 
 
 class NextScore:
-    """Log probabilities of tokens that may follow a prompt. Nothing waits for the device before the end."""
+    """Log probabilities of tokens that may follow a prompt, as it is and after each of its variants.
+
+    Nothing waits for the device before the end.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._found: Tensor | None = None
+        #: of some variants: their numbers in the request, and [variants, tokens]
+        self._of_variants: list[tuple[Sequence[int], Tensor]] = []
 
     def take(self, logits: Tensor) -> None:
         """Take the logits of the last token of the prompt, [vocabulary]."""
+        self._found = self._scores(logits)
+
+    def take_variants(self, numbers: Sequence[int], logits: Tensor) -> None:
+        """Take the logits of the last token after each of these variants, [variants, vocabulary]."""
+        self._of_variants.append((numbers, self._scores(logits)))
+
+    def _scores(self, logits: Tensor) -> Tensor:
         scores = logits.to(torch.float32)
-        chosen = scores[to_device(np.array(self._request.next_tokens), scores.device)]
-        self._found = chosen - scores.logsumexp(-1)
+        chosen = scores[..., to_device(np.array(self._request.next_tokens), scores.device)]
+        return chosen - scores.logsumexp(-1, keepdim=True)
 
     def result(self) -> tuple[tuple[float, ...] | None, ActographError | None]:
         """The log probabilities, or the error that prevented them; neither if the prompt was not read."""
@@ -81,9 +94,21 @@ class NextScore:
             return found, None
         return None, _not_numbers(self._request, "the next token")
 
+    def of_variants(self) -> tuple[tuple[tuple[float, ...], ...] | None, ActographError | None]:
+        """The same after each variant; neither if there are none, or not all were read."""
+        count = len(self._request.variants)
+        if not count or sum(len(numbers) for numbers, _ in self._of_variants) < count:
+            return None, None
+        found = np.empty((count, len(self._request.next_tokens)))
+        for numbers, scores in self._of_variants:
+            found[list(numbers)] = scores.cpu().numpy()
+        if np.isfinite(found).all():
+            return tuple(map(tuple, found.tolist())), None
+        return None, _not_numbers(self._request, "the next token of a variant")
+
 
 def _not_numbers(request: Request, of: str) -> ActographError:
     what = f"the model's probabilities of {of} are not numbers (NaN or infinity)"
-    if request.edits:
+    if request.edits or request.variants:
         return InterventionFailed(f"{what}; take a smaller coefficient or vector")
     return CaptureFailed(what)

@@ -21,6 +21,7 @@ from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.model_inputs import cached_inputs, new_cache
 from worker.engine.tokens.sampler import new_next_ids
 from worker.engine.traced import tracing
+from worker.engine.variants import Variant
 
 
 class _HookValues:
@@ -70,6 +71,7 @@ class TracedForward:
     forks = False
     chunks = False
     rows = 0
+    varies = False
 
     def __init__(
         self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int, slots: int = 64
@@ -128,6 +130,10 @@ class TracedForward:
         finally:
             handle.remove()
         return box[-1][-len(kept) :] if kept else box[-1][:0]
+
+    def read_variants(self, slot: Slot, variants: Sequence[Variant], at_hooks: PassHooks) -> Tensor:
+        """Never called: `varies` is False."""
+        raise NotImplementedError
 
     def prepare(self, at_hooks: PassHooks) -> None:
         """Nothing: each pass is a trace of its own."""

@@ -44,6 +44,33 @@ def test_flags_set_the_fields_of_the_spec() -> None:
     }  # fmt: skip
 
 
+def test_saes_and_readouts(subtests: pytest.Subtests) -> None:
+    assert draft_of(
+        kind="capture", prompt=["p"], sae=["res-8@resid_post.8:32", "other"], readout=["truth@embed", "vec_1"]
+    ).body == {
+        "kind": "capture", "inputs": [{"prompt": "p"}],
+        "capture": {
+            "saes": [{"sae": "res-8", "hook": "resid_post.8", "top": 32}, {"sae": "other"}],
+            "readouts": [{"vector": "truth", "hook": "embed"}, {"vector": "vec_1"}],
+        },
+    }  # fmt: skip
+    assert draft_of(task="other", capture="resid_post@3", sae=["a:5"]).body["capture"] == {
+        "points": ["resid_post"], "layers": [3], "saes": [{"sae": "a", "top": 5}],
+    }  # fmt: skip
+    for flag, text in (
+        ("sae", "a@b@c"),
+        ("sae", "a:many"),
+        ("sae", "@embed"),
+        ("readout", "@embed"),
+        ("readout", ""),
+    ):
+        with (
+            subtests.test(flag=flag, text=text),
+            pytest.raises(InvalidRequest, match=r"is not (NAME|VECTOR)"),
+        ):
+            draft_of(kind="capture", prompt=["p"], **{flag: [text]})
+
+
 def test_capture(subtests: pytest.Subtests) -> None:
     for text, found in {
         "attn_in,mlp_in@8,12,16": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},

@@ -10,6 +10,7 @@ from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import JobStatus
 from storage.index import ids
 from storage.index.database import Database
+from storage.jobs import uses
 from storage.sessions import vectors
 from storage.tables.models import JobRow
 
@@ -42,13 +43,13 @@ def test_only_active_jobs_hold_a_vector(database: Database, submit: Callable[...
     job_id = submit(interventions=[change | {"vector_id": held}])
     other = submit(conditions=[{"name": "a", "interventions": [change | {"vector_id": condition_held}]}])
     with database.read() as session:
-        assert vectors.user_of(session, held) == job_id
-        assert vectors.user_of(session, condition_held) == other
-        assert vectors.user_of(session, free) is None
+        assert uses.user_of(session, held) == job_id
+        assert uses.user_of(session, condition_held) == other
+        assert uses.user_of(session, free) is None
     with database.write() as session:
         session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(status=JobStatus.COMPLETED))
     with database.write() as session:
-        assert vectors.user_of(session, held) is None
+        assert uses.user_of(session, held) is None
         vectors.delete(session, held)
         with pytest.raises(NotFound):
             vectors.get(session, held)
