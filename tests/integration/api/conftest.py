@@ -226,7 +226,7 @@ class Service:
         assert tensors is None or session_id is not None, "the job captures nothing"
         done = result(
             prompt="a prompt", completion=completion, finish_reason=finish_reason, prompt_tokens=3,
-            generated_tokens=4, scores=scores or {}, session_id=session_id,
+            generated_tokens=len(token_ids) - 3, scores=scores or {}, session_id=session_id,
         )  # fmt: skip
         made = None
         if session_id is not None and tensors is not None:
@@ -240,8 +240,9 @@ class Service:
                 token_texts=token_texts or [],
             )
             made = session_of(
-                lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3, generated_tokens=4,
-                rows=6, hooks=infos, files=files, correct=correct,
+                lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3,
+                generated_tokens=len(token_ids) - 3, rows=len(token_ids) - 1,
+                hooks=infos, files=files, correct=correct,
             )  # fmt: skip
         with self.database.write() as session:
             leasing.complete(session, lease, done, made)
@@ -265,8 +266,11 @@ class Service:
             attention=attention, token_texts=token_texts,
             session_id=session_id, job_id=lease.job_id, sample_id=lease.id, model=MODEL, capture={},
             sample_index=lease.sample_index, capture_sha256="0" * 64, dtype="model", seed=lease.seed,
-            prompt_tokens=3, generated_tokens=4, created_at=0,
-            segments=[Segment(name="prompt", start=0, stop=3), Segment(name="answer", start=3, stop=7)],
+            prompt_tokens=3, generated_tokens=len(token_ids) - 3, created_at=0,
+            segments=[
+                Segment(name="prompt", start=0, stop=3),
+                Segment(name="answer", start=3, stop=len(token_ids)),
+            ],
             tensors={
                 name: StoredTensor(
                     shape=rows.shape,

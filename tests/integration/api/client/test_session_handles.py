@@ -1,11 +1,13 @@
 """A session's tensors, indexed over HTTP."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from actograph.client import Client, to_torch_dataset
+from actograph.client.session_view import DEFAULT_TOKENS
 from actograph.contract.errors import InvalidRequest, NotFound
 from storage.sessions.writer import TensorRows
 from tests.integration.api.client.conftest import Wire
@@ -102,3 +104,35 @@ def test_rows_of_many_sessions_in_random_order(
     assert [row[0].item() for row in plain] == WHOLE[:, 0].tolist()
     with pytest.raises(NotFound):
         to_torch_dataset([client.sessions.get(session_id)], "embed")
+
+
+def test_a_view_of_a_large_session_reads_few_rows(service: Service, wire: Wire, client: Client) -> None:
+    count, width = 5000, 2048
+    rows = TensorRows("resid_post.1", "F32", (count, width), 0, np.ones((count, width), "<f4"))
+    made = service.finish(
+        *service.claim(service.submit()),
+        tensors={"resid_post.1": rows},
+        token_ids=range(count + 1),
+        token_texts=["\U0001f600" * 500] * (count + 1),
+    )
+    found = client.sessions.get(str(made))
+    wire.seen.clear()
+    html = found._repr_html_()
+    first = count + 1 - DEFAULT_TOKENS
+    read = [seen.query["rows"] for seen in wire.seen if "rows" in seen.query]
+    assert sorted(read) == [f"{first}:{count}", f"{first}:{count + 1}"], "rows and ids of the last tokens"
+    assert len(html) < 250_000
+    plain = re.sub(r"<[^>]+>", "", html)
+    assert f"Tokens {first} to {count} of {count + 1}" in plain
+    assert "Session ses_" in plain and "rows of resid_post.1, 2.1 MB" in plain
+    wire.seen.clear()
+    assert "norms of rows 0 to 255" in found["resid_post.1"]._repr_html_()
+    assert [seen.query["rows"] for seen in wire.seen] == ["0:256"]
+    with pytest.raises(InvalidRequest, match="5000 tokens are too many for a view; show 2048 at most"):
+        found.show(tokens=range(5000))
+    with pytest.raises(InvalidRequest, match="1000 tokens with attention are too many"):
+        found.show(tokens=range(1000), attention=(0, 0))
+    for stored in service.services.settings.home.rglob(f"{made}/activations*"):
+        stored.unlink()
+    assert "Its rows cannot be read" in found["resid_post.1"]._repr_html_()
+    assert "Its tokens cannot be shown" in client.sessions.get(str(made))._repr_html_()

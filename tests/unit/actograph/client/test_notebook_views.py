@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from actograph.client import Client, open_folder
+from actograph.client import open_folder
 from actograph.client.matrix import Matrix, Skipped
-from actograph.client.session_view import DEFAULT_TOKENS
-from actograph.client.stored_session import Manifest, SessionTensors
+from actograph.client.stored_session import SessionTensors
 from actograph.contract.errors import InvalidRequest, NotFound
-from actograph.contract.resources import TensorInfo
 from tests.support.session_folders import write_session_folder
 
 #: texts that would run, or end the element that they are in
@@ -159,44 +157,6 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
 def without_comments(html: str) -> str:
     return re.sub(r"/\*.*?\*/|^\s*//.*?$|http://www.w3.org/\S*", "", html, flags=re.DOTALL | re.MULTILINE)
-
-
-def test_a_large_session_reads_few_rows(service: Any, client: Client) -> None:
-    count, width = 5000, 2048
-    rows = np.ones((count, width), "<f4")
-    hooks = {f"resid_post.{n}": TensorInfo(shape=(count, width), dtype="F32") for n in range(3)}
-    added = service.add_session(1).model_copy(
-        update={"hooks": hooks, "prompt_tokens": 4000, "generated_tokens": count - 4000}
-    )
-    service.sessions[added.id] = added
-    service.tensors[added.id, "resid_post.1"] = ("F32", rows)
-    service.tensors[added.id, "token_ids"] = ("I64", np.arange(count, dtype="<i8"))
-    segments = [{"name": "answer", "start": 4000, "stop": count}]
-    service.manifests[added.id] = Manifest.model_validate(
-        {"token_texts": ["\U0001f600" * 500] * count, "segments": segments}
-    )
-    found = client.sessions.get(added.id)
-    service.seen.clear()
-    html = found._repr_html_()
-    first = count - DEFAULT_TOKENS
-    read = [seen.query["rows"] for seen in service.seen if "rows" in seen.query]
-    assert sorted(read) == [f"{first}:{count}"] * 2
-    assert len(html) < 250_000
-    output = Output(html)
-    assert f"Tokens {first} to {count - 1} of {count}" in output.plain
-    assert "Session ses_" in output.plain
-    assert "Read for it: 256 rows of resid_post.1, 2.1 MB" in output.plain
-
-    service.seen.clear()
-    assert "norms of rows 0 to 255" in found["resid_post.1"]._repr_html_()
-    assert [seen.query["rows"] for seen in service.seen] == ["0:256"]
-    with pytest.raises(InvalidRequest, match="5000 tokens are too many for a view; show 2048 at most"):
-        found.show(tokens=range(5000))
-    with pytest.raises(InvalidRequest, match="1000 tokens with attention are too many"):
-        found.show(tokens=range(1000), attention=(0, 0))
-    del service.tensors[added.id, "resid_post.1"]
-    assert "Its tokens cannot be shown" in found._repr_html_()
-    assert "Its rows cannot be read" in found["resid_post.1"]._repr_html_()
 
 
 def test_a_matrix_shows_its_shape_labels_and_norms() -> None:

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from actograph.contract.job_specs import PatchSpec
+from tests.integration.api.client.conftest import Wire
 from tests.support.command_line import Run
 
 
-def test_a_job_is_submitted_from_arguments_and_flags(
-    service: Any, run: Run, subtests: pytest.Subtests
-) -> None:
+def test_a_job_is_submitted_from_arguments_and_flags(wire: Wire, run: Run, subtests: pytest.Subtests) -> None:
     first, second = "job_" + "1" * 32, "job_" + "2" * 32
     sessions = {name: "ses_" + name * 32 for name in "ab"}
     both = {"clean": {"jobs": [first]}, "corrupted": {"jobs": [second]}}
@@ -50,9 +49,10 @@ def test_a_job_is_submitted_from_arguments_and_flags(
     }  # fmt: skip
     for title, (arguments, body) in cases.items():
         with subtests.test(case=title):
-            code, out, err = run("patch", *arguments, "--no-watch")
-            assert code == 0, err
-            spec = service.jobs[out.strip()].spec
+            # the jobs and sessions do not exist, which the service says
+            code, _, err = run("patch", *arguments, "--no-watch")
+            assert code == 1 and wire.seen[-1].path == "/v1/jobs", err
+            spec = PatchSpec.model_validate_json(wire.seen[-1].body).model_dump(mode="json")
             assert spec == PatchSpec.model_validate(body | {"kind": "patch"}).model_dump(mode="json")
     for arguments, says in (
         ([f"{first}:tag", second], "is not JOB, SESSION or JOB:FIELD=VALUE"),
