@@ -43,7 +43,7 @@ _OF_ROWS = {
     "save_as": _flag(str, "Store each hook's direction as a vector.", metavar="NAME"),
 }
 _GROUPS = "sample|group|column:NAME"
-_READING = "A position counts if any layer has an outlier there, or layers are averaged. (default: union)"
+_READING = "union: any layer has an outlier at the position. mean: average over layers. (default: union)"
 _METHODS = Literal["logistic", "ridge", "mean_difference"]
 #: analysis -> flags, which are fields of its spec
 _FLAGS = {
@@ -113,9 +113,9 @@ def _command(function: C) -> C:
 def outliers(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
     """Find outlier features and massive activations in the sessions of jobs, a file or a folder of files.
 
-    A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the number
-    after "layer", or the first one of its name, is the layer. A file of "jobs arrays" gives the numbers of
-    the job. Its results are printed as JSON.
+    A file has one array per layer and point, [positions, width] or [batch, sequence, width]. The layer is the
+    number after "layer" in an array's name, or the first number of the name. A file of "jobs arrays" gives
+    the numbers of the job. For files, the results are JSON.
     """
     given = _typed(given)
     if (file := _file(sources, given, "positions")) is None:
@@ -138,7 +138,7 @@ def probe(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
 
     A file has `features` [n, width] and `labels` [n] of two values, or of numbers with --method ridge;
     `groups` [n] (rows of one group stay on one side of each split), `lengths` [n] and `texts` [n] are
-    optional. Rows with the label NaN or "" are left out. Its results are printed as JSON.
+    optional. Skips rows with the label NaN or "". For files, the results are JSON.
     """
     given = _typed(given)
     if (file := _file(sources, given, "positions", "reduce", "label", "groups", "save_as")) is None:
@@ -168,9 +168,9 @@ def compare(
 
 @_command
 def lens(shell: Shell, jobs: JobsArgument, **given: Any) -> None:
-    """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers.
+    """Decode stored residual rows into next tokens: the logit lens. Default: resid_post of all layers.
 
-    The grid shows the tokens on top, by layer and position, of the first session.
+    The grid shows the top tokens of the first session, by layer and position.
     """
     given = _typed(given)
     for name in ("token", "against"):

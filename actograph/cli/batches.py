@@ -61,7 +61,7 @@ def show(shell: Shell, batch: IdArgument) -> None:
 
 @command(app)
 def cancel(shell: Shell, batch: IdArgument) -> None:
-    """Cancel a batch. Finished requests are kept."""
+    """Cancel a batch. Keeps finished requests."""
     shell.rows([shell.client.batches.cancel(shell.id("batch", batch))], COLUMNS)
 
 

@@ -32,7 +32,7 @@ def chat(
     steer: list[str] = typer.Option([], help=STEER),
     capture: str | None = typer.Option(None, help="POINTS[@LAYERS] to store, such as resid_post@8,12,16."),
 ) -> None:
-    """Chat with a model. The answer is printed while it is generated."""
+    """Chat with a model. Prints the answer while the model generates it."""
     fields: dict[str, Any] = {
         "model": model if adapter is None else model_with(model, adapter),
         "max_tokens": max_tokens,

@@ -30,7 +30,7 @@ def demo(
 ) -> None:
     """Try it: evaluate a tiny model with capture, and read its activations.
 
-    Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
+    Needs neither a network nor a GPU. The sessions stay on disk; the service stops at the end.
     """
     from actograph.demo import MODEL_DIR, PROBLEMS
     from actograph.stack.programs import require_installed

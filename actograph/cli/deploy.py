@@ -31,7 +31,7 @@ class _ToByDefault(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_ToByDefault,
     no_args_is_help=True,
-    help="Deploy this checkout's service to a box over SSH: `actograph deploy user@host`, and look after it.",
+    help="Deploy this checkout to a box over SSH, `actograph deploy user@host`, and manage deployments.",
 )
 BoxArgument = Annotated[
     str | None, typer.Argument(metavar="TARGET", help="user@host[:port]. (default: the only deployment)")
@@ -69,12 +69,12 @@ def to(
     local_port: int | None = typer.Option(None, min=1, max=65535, help="Port of the tunnel here."),
     python: str | None = typer.Option(
         None,
-        help="Python on the box whose packages are used as they are. (default: as before)",
+        help="Python on the box, used with its own packages. (default: that of the last deployment)",
     ),
     folder: str | None = typer.Option(None, help="Folder on the box. (default: .actograph-deploy)"),
     ssh: str | None = typer.Option(None, help="The ssh command, such as 'ssh -J gate'. (default: ssh)"),
-    reuse: bool = typer.Option(False, "--reuse", help="Install what is missing on the box. (default)"),
-    fresh: bool = typer.Option(False, "--fresh", help="Send and install everything anew."),
+    reuse: bool = typer.Option(False, "--reuse", help="Install only missing parts on the box. (default)"),
+    fresh: bool = typer.Option(False, "--fresh", help="Copy and install everything again."),
     frozen: bool = typer.Option(False, "--frozen", help="Install nothing; fail if something is missing."),
     smoke: bool = typer.Option(True, help="Run the smoke test at the end."),
     backup: bool = typer.Option(True, help="Copy the index before a migration, for a rollback."),
@@ -82,8 +82,8 @@ def to(
 ) -> None:
     """Install the service on a box, start it, open a tunnel and test it.
 
-    `actograph deploy TARGET` does the same. Options that are not set are those of the last deployment. If the
-    new release does not start, the former one is started again.
+    `actograph deploy TARGET` does the same. Options default to those of the last deployment. If the new
+    release does not start, the former one starts again.
     """
     modes = [name for name, is_set in (("reuse", reuse), ("fresh", fresh), ("frozen", frozen)) if is_set]
     if len(modes) > 1:
@@ -199,7 +199,7 @@ def tunnel(
     shell: Shell,
     target: BoxArgument = None,
     *,
-    close: bool = typer.Option(False, "--close", help="Close it."),
+    close: bool = typer.Option(False, "--close", help="Close the tunnel."),
     local_port: int | None = typer.Option(None, min=1, max=65535, help="Port here."),
 ) -> None:
     """Open the tunnel to the service in the background, and print its URL."""
@@ -232,7 +232,7 @@ def rollback(
 ) -> None:
     """Change to the release before the current one. A second rollback changes back.
 
-    If the current release migrated the index, the backup from before is restored. The newer index is kept.
+    If the current release migrated the index, this restores the backup from before. It keeps the newer index.
     """
     with _connected(target) as (_, deployment, ssh):
         found = ssh.call("rollback", {"folder": deployment.folder, "seconds": timeout}, _log)
@@ -248,7 +248,7 @@ def destroy(
     delete_data: bool = typer.Option(False, "--delete-data", help="Remove index, artifacts and logs, too."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
 ) -> None:
-    """Stop the service and remove the deployment from the box. Its data is kept by default."""
+    """Stop the service and remove the deployment from the box. Keeps its data by default."""
     with _connected(target) as (records, deployment, ssh):
         if not yes:
             data = "with all data" if delete_data else "and keep its data"

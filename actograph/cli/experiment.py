@@ -24,7 +24,9 @@ def run(
     file: Path = typer.Argument(metavar="EXPERIMENT.yaml"),
     *,
     stages: list[str] = typer.Option([], help="Stages to run (commas or repeated). Default: all."),
-    folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
+    folder: Path | None = typer.Option(
+        None, "--out", "-o", help="Run folder. Default: runs/NAME beside the file."
+    ),
     dry_run: DryRunOption = False,
     env: list[str] = typer.Option(
         [], help="With a stage `deploy`: a variable of this shell for the service, or NAME=VALUE. Repeat."
@@ -33,7 +35,7 @@ def run(
 ) -> None:
     """Run an experiment: load the model, run all jobs, fetch their results.
 
-    The run folder holds the state: what is done is not done again, and what was broken off goes on.
+    The run folder has the state: the same command again does only the missing steps.
     """
     from actograph.experiment.experiment import read
     from actograph.experiment.run import ExperimentRun, RunFolder

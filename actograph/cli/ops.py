@@ -61,7 +61,7 @@ def info(shell: Shell) -> None:
 def pause(
     shell: Shell, reason: str | None = typer.Option(None, help="Reason to show with the queue.")
 ) -> None:
-    """Pause the queue. Workers finish their running samples; jobs are still accepted."""
+    """Pause the queue. Workers finish their running samples; the API still accepts jobs."""
     shell.show(shell.client.queue.pause(reason), lambda _: "paused")
 
 
@@ -84,7 +84,7 @@ def usage(shell: Shell) -> None:
 def gc(shell: Shell, *, dry_run: DryRunOption = False) -> None:
     """Delete expired sessions and uploads, files of deleted ones, and leftovers of killed processes.
 
-    Files that are not in the index are kept; `actograph store verify` lists them.
+    Keeps files that are not in the index; `actograph store verify` lists them.
     """
     counts: Counter[str] = Counter()
     for page in shell.client.store.collect_garbage(dry_run=dry_run):
@@ -164,7 +164,7 @@ def create_key(
         None, min=1, help="Storage quota of the owner. (default: the service's)"
     ),
 ) -> None:
-    """Create a key and print it. It is shown once."""
+    """Create a key and print it, this one time."""
     from pydantic import ValidationError
 
     from actograph.contract.operations import NewKey
@@ -202,7 +202,7 @@ def list_keys(
 
 @command(keys)
 def revoke(shell: Shell, key: IdArgument) -> None:
-    """Revoke a key for good. The owner's data is kept."""
+    """Revoke a key for good. Keeps the owner's data."""
     shell.show(shell.client.keys.revoke(shell.id("key", key)), lambda key: str(key.id))
 
 

@@ -33,7 +33,7 @@ def list_saes(shell: Shell, **given: Any) -> None:
 
 @command(app)
 def show(shell: Shell, sae: Reference) -> None:
-    """Show an SAE: what it computes, and where it is from."""
+    """Show an SAE: its architecture, sizes, hook and source."""
     shell.show(shell.client.saes.get(sae), str)
 
 
@@ -52,13 +52,13 @@ def create(
     hub: str | None = typer.Option(None, help="Repository of the Hugging Face Hub: OWNER/NAME."),
     folder: str | None = typer.Option(None, help="Folder of the repository."),
     revision: str | None = typer.Option(None, help="Branch, tag or commit of the repository."),
-    hook: str | None = typer.Option(None, help="Hook of its rows. Default: the one that its files name."),
+    hook: str | None = typer.Option(None, help="Hook of its rows. Default: the hook in its files."),
     model: str | None = typer.Option(None, help="Only jobs of this model may use it."),
     center_rows: bool | None = typer.Option(
         None,
         "--center-rows/--no-center-rows",
-        help="Subtract each row's mean first: it was trained with center_writing_weights. "
-        "Default: as SAELens' registry says.",
+        help="Subtract each row's mean first, for SAEs trained with center_writing_weights. "
+        "Default: the entry of SAELens' registry.",
     ),
 ) -> None:
     """Store an SAE in SAELens' format: cfg.json and sae_weights.safetensors of one folder."""

@@ -19,7 +19,7 @@ def api(_: Shell) -> None:
 
 
 def upkeep(_: Shell) -> None:
-    """Take back samples of dead workers, end overdue jobs, and remove what expired, until SIGTERM."""
+    """Requeue samples of dead workers, end overdue jobs, and remove expired data, until SIGTERM."""
     _become("storage.upkeep")
 
 
@@ -31,10 +31,10 @@ def analysis(_: Shell) -> None:
 def migrate(
     _: Shell,
     *,
-    check: bool = typer.Option(False, "--check", help="Only compare; exit status 1 if it differs."),
+    check: bool = typer.Option(False, "--check", help="Only compare; exit status 1 if the schema differs."),
     now: bool = typer.Option(False, "--now", help="Do not wait for workers of other versions to end."),
 ) -> None:
-    """Bring the database to the schema of this version."""
+    """Migrate the database to the schema of this version."""
     _become("storage.migrate", *["--check"] * check, *["--now"] * now)
 
 

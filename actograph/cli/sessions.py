@@ -85,7 +85,7 @@ def download(
 ) -> None:
     """Download sessions by id or by filter, verified by sha256.
 
-    Complete files are skipped.
+    Skips complete files.
     """
     from actograph.concurrency import each_of
 
@@ -192,7 +192,7 @@ def score(
     shell: Shell,
     file: Path = typer.Argument(..., metavar="FILE.csv", exists=True, dir_okay=False),
     *,
-    job: str | None = typer.Option(None, help="The file names samples of this job by their sample_index."),
+    job: str | None = typer.Option(None, help="Job whose samples the file names by their sample_index."),
 ) -> None:
     """Store scores of sessions, from a CSV file with a column for each score.
 

@@ -87,7 +87,9 @@ def drain(
     shell: Shell,
     file: Path | None = typer.Argument(None, metavar="EXPERIMENT.yaml"),
     *,
-    folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
+    folder: Path | None = typer.Option(
+        None, "--out", "-o", help="Run folder. Default: runs/NAME beside the file."
+    ),
     data_root: list[str] = typer.Option([], help="Folders with datasets of jobs (commas or repeated)."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
     adapter: list[str] = typer.Option([], help=ADAPTER),
@@ -95,9 +97,9 @@ def drain(
 ) -> None:
     """Run the service until no job is open, then exit. For rented machines that end with the command.
 
-    Runs the jobs of an experiment, whose results go to its run folder, and those that the index has already.
-    After an interruption, the same command goes on. The stage `deploy` is left out. Exit status 1: a job
-    failed, or no job can run.
+    Runs the jobs of an experiment, without its stage `deploy`, and all jobs that are already in the index.
+    The experiment's results go to its run folder. After an interruption, the same command continues. Exit
+    status 1: a job failed, or no job can run.
     """
     from actograph.experiment.experiment import read
     from actograph.experiment.run import ExperimentRun, RunFolder

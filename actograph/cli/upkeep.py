@@ -16,7 +16,7 @@ HomeOption = Annotated[Path | None, typer.Option(help="Data folder of the servic
 
 
 def doctor(shell: Shell, **given: Any) -> None:
-    """Check what `actograph up` needs on this machine, and say how to mend it.
+    """Check the requirements of `actograph up` on this machine, and name a cure for each failure.
 
     Takes options of `up`, and changes nothing. Exit status 1: there is a problem.
     """

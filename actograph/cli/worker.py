@@ -38,8 +38,8 @@ def worker(
 ) -> None:
     """Join a service from any box: claim samples of its index, and store results in its store.
 
-    Makes outgoing connections only. ACTOGRAPH_* variables set the defaults. SIGTERM stops it: samples that
-    do not end within --grace are given back, and other workers run them.
+    Makes outgoing connections only. ACTOGRAPH_* variables set the defaults. SIGTERM stops it: it gives back
+    samples that do not end within --grace, and other workers run them.
     """
     from actograph.stack.programs import program, require_installed
     from actograph.stack.up import environment_of

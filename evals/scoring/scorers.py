@@ -209,7 +209,8 @@ def _own_judge(name: str, own: UserFunctions | None) -> Judge:
             return Score.model_validate(fields)
         except ValidationError:
             raise FunctionFailed(
-                f"{name} gave {str(found)[:80]}; a scorer gives a number, a truth value, or value and answer"
+                f"{name} returned {str(found)[:80]}; a scorer returns a number, a truth "
+                "value, or value and answer"
             ) from None
 
     return judge

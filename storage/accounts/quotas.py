@@ -91,7 +91,7 @@ class Quotas:
         if left is not None and needed > left:
             raise QuotaExceeded(
                 f"{what}: needed {needed:,} bytes, available {left:,} within the quota; delete sessions or "
-                "files, or ask for less (GET /v1/activations/stats shows who uses what)",
+                "files, or store less (GET /v1/activations/stats shows the bytes of each owner)",
                 param=param,
                 details={"needed_bytes": needed, "available_bytes": left},
             )

@@ -53,7 +53,8 @@ def found(session: Session, spec: PatchSpec) -> list[SessionPair]:
     if not pairs:
         raise InvalidRequest(
             f"no clean session has the same {spec.pair_by} as a corrupted one, such as "
-            f"{next(iter(clean))} and {next(iter(corrupted))}; set pair_by to what they have in common",
+            f"{next(iter(clean))} and {next(iter(corrupted))}; set pair_by to a column that "
+            "both share",
             param="pair_by",
         )
     same = [one for one in pairs if one.clean.id == one.corrupted.id]
@@ -71,7 +72,7 @@ def _by_key(sessions: Sequence[ReplayedSession], by: str, side: str) -> dict[Any
     keyed: dict[Any, ReplayedSession] = {}
     for one in sessions:
         if not one.prompt_tokens:
-            raise InvalidRequest(f"session {one.id} holds results, and no tokens", param=side)
+            raise InvalidRequest(f"session {one.id} has results of an analysis and no tokens", param=side)
         key: Any = (one.sample_index, one.epoch)
         if column is not None:
             values = {**one.input, **(one.input.get("columns") or {})}

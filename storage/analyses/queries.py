@@ -166,7 +166,7 @@ def stream(stored: Mapping[str, TensorInfo]) -> list[str]:
         raise InvalidRequest(
             f"contributions are differences of points of the residual stream, and {len(found)} of them are "
             "stored; capture resid_pre.0, and resid_mid and resid_post of all layers (attn_out and mlp_out "
-            "do not serve: some models change them before they add them)",
+            "cannot replace them: some models change them before they add them)",
             param="token",
         )
     return sorted(found, key=lambda name: (_layer(name), _RESIDUAL.index(hooks.point_of(name))))

@@ -64,7 +64,7 @@ class LocalStore:
 
     def read(self, key: str, start: int, length: int) -> bytes:
         if start < 0 or length < 0:
-            raise RangeNotSatisfiable(f"{key}: bytes {start} to {start + length} are no range")
+            raise RangeNotSatisfiable(f"{key}: bytes {start} to {start + length} are not a range")
         with self._opened(key) as fd:
             data = os.pread(fd, length, start)
             while len(data) < length:

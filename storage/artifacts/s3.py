@@ -157,7 +157,7 @@ class S3Store:
                 found = body.read()
             kept = self._delete([key])
         if found != _PROBE:
-            raise ServiceUnavailable(f"S3 bucket {bucket} gave back other bytes than were stored in {key}")
+            raise ServiceUnavailable(f"S3 bucket {bucket} returned other bytes than were stored in {key}")
         for reason in kept.values():
             raise ServiceUnavailable(f"S3 bucket {bucket} did not delete {key}: {reason}")
         self._checked_at = time.monotonic()
@@ -190,7 +190,7 @@ class S3Store:
         self, key: str, start: int = 0, stop: int | None = None, chunk: int = STREAM_CHUNK
     ) -> Iterator[bytes]:
         if start < 0 or (stop is not None and stop < start):
-            raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} are no range")
+            raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} are not a range")
         if stop is None or stop == start:
             size = self.size(key)
             stop = size if stop is None else stop

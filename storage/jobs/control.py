@@ -143,9 +143,9 @@ def retry(session: Session, job_id: str) -> JobRow:
     if not JobStatus(row.status).is_terminal():
         raise Conflict(f"job {job_id} is {row.status}; only a job that has ended is retried")
     if row.kind == jobs.LOAD:
-        raise Conflict(f"job {job_id} loads a model; ask for the load again with POST /v1/models/load")
+        raise Conflict(f"job {job_id} loads a model; request the load again with POST /v1/models/load")
     if row.kind == BATCH:
-        raise Conflict(f"job {job_id} is a batch's; send the lines of its error file as a new batch")
+        raise Conflict(f"job {job_id} runs a batch; send the failed lines as a new batch")
     unfinished = sa.update(SampleRow).where(
         SampleRow.job_id == job_id, SampleRow.status != SampleStatus.COMPLETED
     )
@@ -192,7 +192,7 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
     # under the lock: its last samples may have been committed meanwhile
     if not include_pinned and (pinned := _pinned(session, [job_id])):
         raise Conflict(
-            f"{pinned[job_id]} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
+            f"{pinned[job_id]} sessions of job {job_id} are pinned; unpin them, or set include_pinned=true"
         )
     _delete(session, [job_id])
     session.expunge(row)

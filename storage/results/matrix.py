@@ -361,8 +361,7 @@ def _check(found: Sequence[SessionSource], hook: str, choice: RowChoice) -> None
         if is_part(hook):
             whole = hook.rpartition(".")[0]
             raise InvalidRequest(
-                f"the columns of {hook} are the largest latents of each row, which are no features; ask for "
-                f"{whole}",
+                f"{hook} has the largest latents of each row, so its columns are not features; name {whole}",
                 param="hook",
             )
         summary = one.info.summary

@@ -70,7 +70,7 @@ def _downloaded(new: NewSae, name: str) -> Path:
         return Path(hf_hub_download(new.hub, name, subfolder=new.folder, revision=new.revision))
     except Exception as error:  # huggingface_hub raises many kinds, and those of its HTTP library
         first = (str(error) or type(error).__name__).splitlines()[0]
-        raise InvalidRequest(f"{new.source}/{name} cannot be had from the Hub: {first}") from error
+        raise InvalidRequest(f"{new.source}/{name} cannot be downloaded from the Hub: {first}") from error
 
 
 def _checked(config: Path, weights: Path, new: NewSae) -> SaeFiles:

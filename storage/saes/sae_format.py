@@ -190,6 +190,6 @@ def _check_tensors(config: SaeConfig, header: TensorFileHeader) -> None:
             )
     if others := header.tensors.keys() - shapes.keys():
         raise InvalidRequest(
-            f"{WEIGHTS_NAME}: it has {', '.join(sorted(others))} besides, which {config.architecture} SAEs "
-            "here do not use"
+            f"{WEIGHTS_NAME}: unexpected tensors {', '.join(sorted(others))}; {config.architecture} SAEs do "
+            "not use them"
         )

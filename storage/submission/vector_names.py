@@ -56,7 +56,8 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
             raise NotFound(f"the vector {name} is stored for the model {models}, not {model}")
         there = hooks.in_short(row.hook for row in of_model)
         raise NotFound(
-            f"there is no vector {name} for {wanted}, but for {there}; one of another hook is named by its id"
+            f"there is no vector {name} for {wanted}, but for {there}; name a vector of another hook by "
+            "its id"
         )
     if len({(row.hook, row.sha256) for row in fitting}) > 1:
         places = {row.hook for row in fitting}

@@ -98,7 +98,7 @@ def test_matrices_take_latents_as_features(service: Service, url: str, job_id: s
         ]
         strongest = client.matrix(NAME, positions="all", reduce="max", job_id=job_id)
         assert np.array_equal(strongest.features[2], due(3).max(axis=0))
-        with pytest.raises(ApiError, match=r"columns of sae:res-1.values.*ask for sae:res-1"):
+        with pytest.raises(ApiError, match=r"sae:res-1.values has the largest latents.*name sae:res-1"):
             job.matrix(f"{NAME}.values")
         with pytest.raises(ApiError, match="more than max_bytes"):
             job.matrix(NAME, positions="all", max_bytes=17 * LATENTS * 4)

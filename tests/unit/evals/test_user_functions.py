@@ -99,7 +99,7 @@ def test_scorers_give_truth_values_numbers_or_value_and_answer(lab: UserFunction
         "share,of8": Score(value=0.875),
         "exact_match,numeric": Score(value=1.0, answer="5"),
     }
-    with pytest.raises(FunctionFailed, match="text gave good; a scorer gives a number"):
+    with pytest.raises(FunctionFailed, match="text returned good; a scorer returns a number"):
         ScorerSet([Scorer(name="text")], own=lab).score(answer)
     with pytest.raises(InvalidRequest, match="there is no scorer 'unit'; the scorers are strict-match"):
         ScorerSet([Scorer(name="unit")], own=lab)

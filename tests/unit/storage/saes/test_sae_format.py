@@ -99,7 +99,11 @@ def test_files_that_are_none_are_refused(tmp_path: Path, subtests: pytest.Subtes
         ("cfg.json", b" " * (1 << 21), "larger than"),
         ("sae_weights.safetensors", b"\x80\x04pickle, for example", "claims a header"),
         ("tensors", {name: tensors[name] for name in ("W_enc", "W_dec", "b_dec")}, "it has no b_enc"),
-        ("tensors", tensors | {"scaling_factor": np.ones(24, np.float32)}, "it has scaling_factor besides"),
+        (
+            "tensors",
+            tensors | {"scaling_factor": np.ones(24, np.float32)},
+            "unexpected tensors scaling",
+        ),
         ("tensors", tensors | {"b_dec": np.ones(8, np.int32)}, "b_dec is I32"),
     ]
     for name, content, reason in cases:
@@ -125,7 +129,7 @@ def test_an_sae_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: p
     found = sae_files.read(new, [])
     assert found.config.architecture == "jumprelu"
     assert new.source == "hub:actograph/saes/layer-1"
-    with pytest.raises(InvalidRequest, match=r"hub:actograph/saes/layer-2/cfg.json cannot be had") as caught:
+    with pytest.raises(InvalidRequest, match=r"saes/layer-2/cfg.json cannot be downloaded") as caught:
         sae_files.read(new.model_copy(update={"folder": "layer-2"}), [])
     assert caught.value.param == "hub"
 

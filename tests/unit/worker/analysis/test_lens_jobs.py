@@ -219,7 +219,7 @@ def test_other_models_and_hooks_are_refused_with_the_reason(
         (store_sessions(world.database, world.store, stored), {}, "recorded with an unknown model"),
         (recorded(world, folder, narrow), {}, "resid_post.1 is 4 wide; the unembedding reads 8"),
         (recorded(world, folder, early), {"token": 1}, "resid_post.1 is not stored"),
-        (recorded(world, folder, raw), {"token": 1}, "attn_out and mlp_out do not serve"),
+        (recorded(world, folder, raw), {"token": 1}, "attn_out and mlp_out cannot replace them"),
         (good, {"token": VOCABULARY}, "token 30 is not in the vocabulary"),
         (good, {"token": " Paris"}, "the model has no tokenizer.json; give the id of the token ' Paris'"),
         (recorded(world, folder, raw), {"hooks": ["embed"]}, "needs resid_pre, resid_mid or resid_post"),
