@@ -1,4 +1,4 @@
-"""What a notebook shows of a session: some of its tokens, coloured by one number each."""
+"""The view of a session in a notebook: some of its tokens, coloured by one number each."""
 
 import os
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class _TokenSegments(Protocol):
 
 
 class Viewable(Protocol):
-    """What is read of a session."""
+    """The parts of a session that a view reads."""
 
     @property
     def facts(self) -> str:
@@ -80,7 +80,7 @@ class SessionView:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewChoice:
-    """What colours the tokens, and which are in view; see `StoredSession.show`."""
+    """The numbers that colour the tokens, and the tokens in view; see `StoredSession.show`."""
 
     hook: str | None = None
     channel: int | None = None
@@ -92,7 +92,7 @@ class ViewChoice:
 
 
 def view_of(session: Viewable, choice: ViewChoice) -> SessionView:
-    """What is chosen of a session.
+    """Draw the chosen view of a session.
 
     Raises:
         NotFound: the session has no such tensor.
@@ -102,7 +102,7 @@ def view_of(session: Viewable, choice: ViewChoice) -> SessionView:
 
 
 def default_view(session: Viewable) -> SessionView:
-    """What a notebook shows of a session by itself; facts alone if its tokens cannot be read."""
+    """Draw the default view of a session; facts alone if its tokens cannot be read."""
     try:
         return view_of(session, ViewChoice())
     except ActographError as error:

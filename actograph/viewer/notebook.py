@@ -79,7 +79,7 @@ class ShownAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSession:
-    """What an output shows of a session.
+    """The contents of an output about a session.
 
     Attributes:
         facts: in one line, above the tokens.
@@ -179,7 +179,7 @@ def visible(text: str) -> str:
 
 
 def _output(shown: ShownSession, tokens: ShownTokens) -> dict[str, Any]:
-    """What `notebook.js` reads."""
+    """The data that `notebook.js` reads."""
     colouring, attention = shown.colouring, shown.attention
     kind = colouring.kind if colouring is not None else ScaleKind()
     return {

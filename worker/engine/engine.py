@@ -56,7 +56,7 @@ class Engine:
 
     @property
     def work(self) -> EngineWork:
-        """What was run since the model was loaded."""
+        """The work since the model was loaded."""
         current, done = self._current, self._ended
         return done if current is None else done.plus(current)
 

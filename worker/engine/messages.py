@@ -403,7 +403,7 @@ class RunStatistics:
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """What an engine has done since it loaded its model."""
+    """The work of an engine since it loaded its model."""
 
     computed_tokens: int = 0  # that the model ran
     generated_tokens: int = 0

@@ -102,7 +102,7 @@ class SlotVariants:
         self.left = [*variants, *self.left]
 
     def changes(self, variants: Sequence[Variant], own: SlotEdits | None) -> list[PlannedChange]:
-        """What a pass of these variants changes: first by the request's own edits, then by theirs.
+        """The changes in a pass of these variants: first the request's own edits, then theirs.
 
         Args:
             variants: that begin at one layer; the pass has the tokens of each, one variant after the other.
@@ -208,7 +208,7 @@ class SlotVariants:
 
 
 class _LayerOutput:
-    """What one layer gave to the tokens of a prompt, in the host's memory."""
+    """The output of one layer for the tokens of a prompt, in the host's memory."""
 
     def __init__(self, tokens: int, width: int) -> None:
         self._shape = tokens, width
@@ -225,7 +225,7 @@ class _LayerOutput:
         self._rows[start : start + count] = rows.reshape(-1, self._shape[1])[first : first + count]
 
     def given(self, tokens: Tensor) -> Any:
-        """What the layer returns for these tokens."""
+        """The layer's output for these tokens, in the form in which it returns it."""
         assert self._rows is not None
         rows = self._rows[tokens][None].to(self._device)
         return (rows, *[None] * (self._parts - 1)) if self._parts else rows

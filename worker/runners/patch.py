@@ -65,7 +65,7 @@ class PatchRunner(Runner):
         return replace(prompt, pair=pair)
 
     def _value_at(self, side: ReplayedSample, readout: Readout) -> ReadoutAt:
-        """Where the metric of a side is read. Raises PairSkipped."""
+        """The place where the metric of a side is read. Raises PairSkipped."""
         metric, prompt = self.spec.metric_readout, len(side.turns[0][0])
         assert metric is not None
         token = metric.position + prompt if metric.position < 0 else metric.position

@@ -108,7 +108,7 @@ class LiveText:
 
 
 class _Told:
-    """What is told of a sample."""
+    """Bytes about a sample on their way to Redis."""
 
     def __init__(self) -> None:
         self._said = b""

@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def session_id(self) -> str | None:
-        """Of its stored session."""
+        """Id of the stored session."""
         return self.recorded.session_id if self.recorded else self.results.id if self.results else None
 
     @property

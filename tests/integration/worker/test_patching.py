@@ -85,7 +85,7 @@ class Patches:
         return self.bench.samples(job_id)
 
     def read(self, sample: Sample) -> tuple[PatchedPair, Array]:
-        """What a pair has stored, and its metric."""
+        """The stored arrays of a pair, and its metric."""
         assert sample.session_id is not None, sample.error
         SessionReader(self.bench.store, sample.session_id).verify()
 

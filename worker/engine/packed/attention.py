@@ -235,9 +235,8 @@ def branched(
     key_heads, count = own[0].shape[0], len(branches.counts)
     padded, rows, hidden = branches.places(query.device, kind.window)
     past_keys, past_values = (x[:, branches.begin : branches.begin + branches.shared] for x in shared)
-    grouped = query.view(tokens, key_heads, -1, width).permute(
-        1, 2, 0, 3
-    )  # [key heads, group, tokens, width]
+    # [key heads, group, tokens, width]
+    grouped = query.view(tokens, key_heads, -1, width).permute(1, 2, 0, 3)
     past = grouped.flatten(1, 2) @ past_keys.mT
     # a rectangle for each branch: [key heads, group, branches, longest, width]
     own_keys, own_values = (x[:, padded].view(key_heads, 1, count, -1, x.shape[-1]) for x in own)

@@ -94,7 +94,7 @@ def _numbers(module: nn.Module) -> list[float]:
 
 
 def kind_of(module: nn.Module) -> NormKind | None:
-    """What an RMS norm computes, found in float32 on a CPU with another weight; None if it is none."""
+    """Find the formula of an RMS norm, in float32 on a CPU with another weight; None for other modules."""
     width = module._parameters["weight"].shape[0]  # type: ignore[union-attr]
     weight, rows = torch.randn(width, generator=torch.Generator().manual_seed(1)), _rows(width)
     twin = copy.copy(module)

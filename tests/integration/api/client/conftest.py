@@ -130,7 +130,7 @@ def wire(service: Service) -> Iterator[Wire]:
 
 @pytest.fixture
 def keyed_wire(keyed: Keyed) -> Iterator[Wire]:
-    """Of a service with keys."""
+    """The wire of a service with keys."""
     yield from _served(keyed)
 
 

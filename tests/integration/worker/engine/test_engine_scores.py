@@ -161,7 +161,7 @@ def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(shared: Any) 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_tokens_after_a_prompt_are_scored_whatever_is_read_beside_it(name: str, engine_of: EngineOf) -> None:
-    """Of one token or several, in pieces, under edits, after a shared prefix, and beside generations."""
+    """Values of one token or several, in pieces, under edits, after a shared prefix, beside generations."""
     engine = engine_of(name)
     width = engine.structure.hooks["resid_pre.1"].width
     row = np.linspace(-1, 1, width, dtype=np.float32)

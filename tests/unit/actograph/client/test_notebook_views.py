@@ -1,4 +1,4 @@
-"""What sessions, rows and matrices show in notebooks, without a browser."""
+"""Views of sessions, rows and matrices in notebooks, without a browser."""
 
 import json
 import re

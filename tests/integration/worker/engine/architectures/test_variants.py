@@ -112,7 +112,7 @@ def test_few_tokens_of_a_pass_and_little_memory_change_nothing(
 
 
 def test_variants_beside_texts_that_are_written(engine: Engine) -> None:
-    """What runs beside them has the same tokens as without them, and they the same numbers."""
+    """Requests beside them have the same tokens as without them, and they the same numbers."""
     asked = grid(engine)
     text = Request(key="text", prompt_ids=PROMPT[:9], seed=3, max_tokens=20)
     chat = Request(key="chat", prompt_ids=PROMPT[3:20], seed=4, max_tokens=5, priority=True)
